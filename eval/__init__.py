@@ -1,0 +1,1 @@
+"""Evaluation of face embeddings by the protocols of the paper."""

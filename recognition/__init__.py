@@ -1,0 +1,1 @@
+"""Training in insightface's style: data, networks, the loop and its checkpoints."""

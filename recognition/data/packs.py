@@ -1,0 +1,248 @@
+"""Verification packs: insightface's ``.bin``, a pickle of ``(images, issame)``.
+
+A pickle can name any function of any module and have it called. The reader here knows the few
+names that lists of encoded images need, answers them with stand-ins of its own, and refuses all
+others before anything is called.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from dataclasses import dataclass
+from typing import Sequence
+
+import numpy as np
+
+from dsoftmax.recognition.data import images as image_codec
+from dsoftmax.recognition.files import AtomicFile
+
+
+class PackError(ValueError):
+    """A file that is no verification pack, or not a harmless one."""
+
+
+@dataclass(frozen=True)
+class Pack:
+    """Pairs of encoded images.
+
+    Attributes
+    ----------
+    name : str
+        The file's name without folder and ``.bin``, as printed in results.
+    images : list of (n,) uint8 arrays
+        Pair `p` is images ``2 p`` and ``2 p + 1``.
+    issame : (pairs,) bool
+    """
+
+    name: str
+    images: list[np.ndarray]
+    issame: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.issame)
+
+    def decode(self, image: int) -> np.ndarray:
+        """Decode one image to (height, width, 3) uint8 in RGB."""
+        try:
+            return image_codec.decode(self.images[image])[:, :, ::-1]
+        except image_codec.ImageError as error:
+            raise PackError(f"{self.name}: image {image} of pair {image // 2}: {error}") from None
+
+
+def read_pack(path: str) -> Pack:
+    """Read a ``.bin`` of any age: Python 2 or 3, any protocol, bytes, str or uint8 arrays."""
+    try:
+        with open(path, "rb") as file:
+            content = _PackUnpickler(file, encoding="bytes").load()
+    except PackError as error:
+        raise PackError(f"{path}: {error}") from None
+    except OSError:
+        raise
+    except Exception as error:  # a damaged pickle can raise nearly anything
+        raise PackError(f"{path}: not a readable pickle: {error or type(error).__name__}") from None
+    try:
+        images, issame = _check_content(content)
+    except PackError as error:
+        raise PackError(f"{path}: {error}") from None
+    return Pack(os.path.splitext(os.path.basename(path))[0], images, issame)
+
+
+def write_pack(path: str, images: Sequence[bytes], issame: Sequence[bool]) -> None:
+    """Write a ``.bin`` of plain bytes and bools, as insightface's own tools read it.
+
+    Parameters
+    ----------
+    path : str
+    images : sequence of bytes
+        Encoded images, two a pair.
+    issame : sequence of bool
+        One entry a pair.
+    """
+    content = [bytes(image) for image in images], [bool(same) for same in issame]
+    _check_content(content)
+    with AtomicFile(path) as file:
+        pickle.dump(content, file, protocol=4)
+
+
+def _check_content(content) -> tuple[list[np.ndarray], np.ndarray]:
+    if not (isinstance(content, (tuple, list)) and len(content) == 2):
+        raise PackError(f"a pack is (images, issame), this is a {_describe(content)}")
+    images, issame = (_as_list(part) for part in content)
+    if not issame:
+        raise PackError("there is no pair in it")
+    if len(images) != 2 * len(issame):
+        raise PackError(f"{len(issame)} pairs need {2 * len(issame)} images, it has {len(images)}")
+    for pair, same in enumerate(issame):
+        if not (isinstance(same, (bool, int)) and same in (0, 1)):
+            raise PackError(f"pair {pair}: issame must be True or False, not {_describe(same)}")
+    encoded = [_as_bytes(image, number) for number, image in enumerate(images)]
+    return encoded, np.array(issame, bool)
+
+
+def _as_list(part) -> list:
+    if isinstance(part, _Array) and part.array.ndim == 1:
+        return part.array.tolist()
+    if isinstance(part, (list, tuple)):
+        return list(part)
+    raise PackError(f"a pack is two lists, found a {_describe(part)}")
+
+
+def _as_bytes(image, number: int) -> np.ndarray:
+    if isinstance(image, str):  # Python 2 bytes, read as latin1 and pickled again by Python 3
+        try:
+            image = image.encode("latin1")
+        except UnicodeEncodeError:
+            raise PackError(f"image {number} is text, not an encoded image") from None
+    if isinstance(image, _Array) and image.array.dtype == np.uint8:
+        encoded = image.array.ravel()
+    elif isinstance(image, (bytes, bytearray)):
+        encoded = np.frombuffer(image, np.uint8)
+    else:
+        raise PackError(f"image {number} must be bytes or a uint8 array, not {_describe(image)}")
+    if not encoded.size:
+        raise PackError(f"image {number} has no bytes")
+    return encoded
+
+
+def _describe(thing) -> str:
+    if isinstance(thing, _Array):
+        return f"{thing.array.dtype} array of shape {thing.array.shape}"
+    if isinstance(thing, (tuple, list)):
+        return f"{type(thing).__name__} of {len(thing)}"
+    return type(thing).__name__
+
+
+# --- The stand-ins. A pickle can call them, and set the state of what they return; so they check
+# --- what they get, hold nothing but the values, and can't be changed themselves.
+
+
+class _StandIn:
+    """Something a pickle may name: callable, without attributes a pickle could set."""
+
+    __slots__ = ("_build",)
+
+    def __init__(self, build):
+        object.__setattr__(self, "_build", build)
+
+    def __call__(self, *arguments):
+        return self._build(*arguments)
+
+    def __setattr__(self, *_):
+        raise PackError("the pickle tries to change a function")
+
+    def __setstate__(self, _):
+        raise PackError("the pickle tries to change a function")
+
+
+class _DType:
+    """Stands for ``numpy.dtype``; bytes, bools and whole numbers are all a pack needs."""
+
+    __slots__ = ("dtype",)
+    LEGAL = ("u1", "uint8", "b1", "bool", "i1", "i2", "i4", "i8", "u2", "u4", "u8")
+
+    def __init__(self, name, *_):
+        name = name.decode("latin1") if isinstance(name, bytes) else name
+        if name not in self.LEGAL:
+            raise PackError(f"refused: an array of {name!r}; a pack holds uint8 arrays and bools")
+        self.dtype = np.dtype(name)
+
+    def __setstate__(self, state):
+        order = state[1]
+        if order in ("<", ">", b"<", b">"):
+            order = order.decode() if isinstance(order, bytes) else order
+            self.dtype = self.dtype.newbyteorder(order)
+
+
+class _Array:
+    """Stands for ``numpy.ndarray`` while a pickle fills it in."""
+
+    __slots__ = ("array",)
+
+    def __init__(self, *_):
+        self.array = np.empty(0, np.uint8)
+
+    def __setstate__(self, state):
+        _, shape, dtype, is_fortran, raw = state
+        self.array = _build_array(raw, dtype, shape, "F" if is_fortran else "C").array
+
+
+def _build_array(raw, dtype, shape, order="C") -> _Array:
+    raw = raw.encode("latin1") if isinstance(raw, str) else raw
+    if not (isinstance(dtype, _DType) and isinstance(raw, (bytes, bytearray))):
+        raise PackError("refused: an array that is not plain bytes")
+    order = order.decode() if isinstance(order, bytes) else order
+    built = _Array()
+    built.array = np.frombuffer(raw, dtype.dtype).reshape(shape, order=order)
+    return built
+
+
+def _build_scalar(dtype, raw):
+    return _build_array(raw, dtype, ()).array.item()
+
+
+def _encode_latin1(text, encoding="latin1"):
+    if not isinstance(text, str) or encoding not in ("latin1", b"latin1"):
+        raise PackError("refused: an encoding that is not latin1")
+    return text.encode("latin1")
+
+
+def _build_bytes(content=b"", *encoding):
+    return content if isinstance(content, bytes) else _encode_latin1(content, *encoding)
+
+
+_LEGAL_NAMES = {
+    # How Python 3 writes bytes in protocols 0 to 2.
+    ("_codecs", "encode"): _encode_latin1,
+    ("builtins", "bytes"): _build_bytes,
+    ("builtins", "bytearray"): _build_bytes,
+    # How numpy writes arrays and scalars; numpy 2 renamed the package.
+    ("numpy", "ndarray"): _Array,
+    ("numpy", "dtype"): _DType,
+    **{
+        (f"numpy.{core}.{module}", name): stand_in
+        for core in ("core", "_core")
+        for module, name, stand_in in [
+            ("multiarray", "_reconstruct", _Array),
+            ("multiarray", "scalar", _build_scalar),
+            ("numeric", "_frombuffer", _build_array),
+        ]
+    },
+}
+
+
+# The unpickler in Python, not its twin in C: that one allocates memory for the largest memo number
+# a pickle claims to use, so that nine bytes could take all the machine has.
+class _PackUnpickler(pickle._Unpickler):
+    def find_class(self, module, name):
+        module = {"__builtin__": "builtins"}.get(module, module)
+        stand_in = _LEGAL_NAMES.get((module, name))
+        if stand_in is None:
+            raise PackError(
+                f"refused: the pickle asks for {module}.{name}, which no verification pack needs; "
+                "nothing of it was run. Don't use this file"
+            )
+        return _StandIn(stand_in)
+
+    def persistent_load(self, _):
+        raise PackError("refused: the pickle refers to objects outside the file")

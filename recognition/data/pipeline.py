@@ -1,0 +1,276 @@
+"""Training batches from records: decoded, augmented and prefetched on threads.
+
+What a batch holds is a function of (seed, epoch, step) alone. The order of an epoch is one
+permutation of all images; each image's random numbers are found by its position in that order.
+So a run can go on in the middle of an epoch with the very same batches, and workers that share an
+epoch see together what one worker with the larger batch would see.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Iterator, NamedTuple
+
+import cv2
+import numpy as np
+
+from dsoftmax.recognition.data.augment import DRAWS, Augmentation
+from dsoftmax.recognition.data.images import ImageError, decode, fit
+from dsoftmax.recognition.data.records import RecordError, Records
+
+ROWS_PER_TASK = 16
+TRIES_TO_REPLACE = 100
+_PHILOX_NUMBERS = 4  # that one step of its counter yields
+
+logger = logging.getLogger(__name__)
+
+
+class Batch(NamedTuple):
+    """Images of one step."""
+
+    data: np.ndarray  # (B, 3, height, width) uint8 or float32, RGB, 0 to 255
+    label: np.ndarray  # (B,) int32
+    image: np.ndarray  # (B,) int64: each image's number in the Records
+
+
+class Pipeline:
+    """Endless epochs of shuffled, augmented batches.
+
+    Parameters
+    ----------
+    records : Records
+        The dataset.
+    batch_size : int
+        Images a batch of *this* worker.
+    image_size : (int, int), optional
+        Height and width of the batches; by default the dataset's `property`, or its first image.
+        Other images are resized to cover it and cropped in the middle.
+    augmentation : Augmentation, optional
+        By default mirroring alone.
+    seed : int
+    dtype : {"uint8", "float32"}
+        Values are 0 to 255 in both.
+    keep_partial : bool
+        Whether the last images of an epoch, too few for a batch, make a smaller one. With several
+        workers they are dealt out evenly; fewer than one a worker are dropped.
+    shard : (int, int)
+        (rank, size): of each global batch of ``size * batch_size`` images this worker gets the
+        rank-th part.
+    min_images : int
+        Identities with fewer images are left out (``data_images_filter``).
+    remap_labels : bool
+        Number the classes that are left 0, 1, … without gaps. Without it labels stay as they are.
+    threads : int
+        Decoding threads.
+    prefetch : int
+        Batches that are being made ahead.
+
+    Attributes
+    ----------
+    num_classes : int
+        Of the labels that the batches carry.
+    bad_images : dict of int to str
+        Images that could not be decoded so far, and why. In a batch the next image of the epoch
+        that can be decoded stands in for one.
+
+    Examples
+    --------
+    >>> pipeline = Pipeline(Records(folder), batch_size=4, seed=1)
+    >>> [batch.data.shape for batch in pipeline.epoch(0)][:1]
+    [(4, 3, 112, 112)]
+    """
+
+    def __init__(
+        self,
+        records: Records,
+        batch_size: int,
+        image_size: tuple[int, int] | None = None,
+        augmentation: Augmentation | None = None,
+        seed: int = 0,
+        dtype: str = "uint8",
+        keep_partial: bool = False,
+        shard: tuple[int, int] = (0, 1),
+        min_images: int = 0,
+        remap_labels: bool = False,
+        threads: int = 2,
+        prefetch: int = 4,
+    ):
+        self.records = records
+        self.batch_size = _at_least(1, batch_size=batch_size)
+        self.image_size = image_size or _stored_size(records)
+        self.augmentation = augmentation or Augmentation()
+        self.seed = _at_least(0, seed=seed)
+        self.dtype = np.dtype(dtype)
+        if self.dtype not in (np.uint8, np.float32):
+            raise ValueError(f"dtype must be 'uint8' or 'float32', not {dtype!r}")
+        self.rank, self.workers = shard
+        if not 0 <= self.rank < self.workers:
+            raise ValueError(f"shard must be (rank, size) with 0 <= rank < size, not {shard}")
+        self.keep_partial = keep_partial
+        self.threads = _at_least(1, threads=threads)
+        self.prefetch = _at_least(1, prefetch=prefetch)
+        self.bad_images: dict[int, str] = {}
+        self._select(min_images, remap_labels)
+        if not len(self):
+            raise ValueError(
+                f"{records.path}: {len(self._images)} images are fewer than one batch of "
+                f"{self.batch_size} for each of {self.workers} workers"
+            )
+
+    def _select(self, min_images: int, remap_labels: bool) -> None:
+        """Choose the identities that have enough images, and number them."""
+        self._images = np.arange(len(self.records))
+        self._class_by_label: np.ndarray | None = None
+        self.num_classes = self.records.num_classes
+        if min_images > 1:
+            labels = self.records.labels
+            enough = np.bincount(labels)[labels] >= min_images
+            if not enough.any():
+                raise ValueError(
+                    f"{self.records.path}: no identity has {min_images} images or more"
+                )
+            self._images = self._images[enough]
+        if remap_labels:
+            kept = np.unique(self.records.labels[self._images])
+            self._class_by_label = np.full(kept[-1] + 1, -1, np.int64)
+            self._class_by_label[kept] = np.arange(len(kept))
+            self.num_classes = len(kept)
+
+    @property
+    def num_images(self) -> int:
+        """Images an epoch has, over all workers."""
+        return len(self._images)
+
+    def __len__(self) -> int:
+        """Batches an epoch has."""
+        whole, left = divmod(len(self._images), self.batch_size * self.workers)
+        return whole + (self.keep_partial and left >= self.workers)
+
+    def __repr__(self) -> str:
+        height, width = self.image_size
+        return (
+            f"Pipeline({self.records.path!r}: {self.num_images} images of {self.num_classes} "
+            f"classes, {len(self)} batches of {self.batch_size}×3×{height}×{width} {self.dtype})"
+        )
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield the batches of one epoch from step `start` on.
+
+        The images are decoded while the caller works on former batches. A batch is the caller's
+        own: it is never written to again.
+        """
+        order = self._images[self._generator(epoch, stream=1).permutation(len(self._images))]
+        pending: deque[tuple[Batch, list[Future]]] = deque()
+        with ThreadPoolExecutor(self.threads, "decode") as pool:
+            try:
+                for step in range(start, len(self)):
+                    pending.append(self._submit(pool, order, epoch, step))
+                    if len(pending) > self.prefetch:
+                        yield _wait_for(*pending.popleft())
+                while pending:
+                    yield _wait_for(*pending.popleft())
+            finally:  # the caller may leave early, or a record may be damaged
+                for _, tasks in pending:
+                    for task in tasks:
+                        task.cancel()
+
+    def _positions(self, step: int) -> range:
+        """Say which positions of the epoch's order this worker takes at `step`."""
+        start = step * self.batch_size * self.workers
+        size = self.batch_size * self.workers
+        left = len(self._images) - start
+        if left >= size:
+            first = start + self.rank * self.batch_size
+            return range(first, first + self.batch_size)
+        first, end = (left * rank // self.workers for rank in (self.rank, self.rank + 1))
+        return range(start + first, start + end)
+
+    def _submit(
+        self, pool: ThreadPoolExecutor, order: np.ndarray, epoch: int, step: int
+    ) -> tuple[Batch, list[Future]]:
+        positions = self._positions(step)
+        rows = len(positions)
+        draws = self._generator(epoch, positions.start).random((rows, DRAWS))
+        batch = Batch(
+            np.empty((rows, 3, *self.image_size), self.dtype),
+            np.empty(rows, np.int32),
+            np.empty(rows, np.int64),
+        )
+        tasks = [
+            pool.submit(
+                self._fill,
+                Batch(*(part[row : row + ROWS_PER_TASK] for part in batch)),
+                order,
+                positions[row : row + ROWS_PER_TASK],
+                draws[row : row + ROWS_PER_TASK],
+            )
+            for row in range(0, rows, ROWS_PER_TASK)
+        ]
+        return batch, tasks
+
+    def _generator(self, epoch: int, position: int = 0, stream: int = 0) -> np.random.Generator:
+        """Return the epoch's random numbers from those of the image at `position` on."""
+        counter = [position * (DRAWS // _PHILOX_NUMBERS), stream, 0, 0]
+        return np.random.Generator(np.random.Philox(key=[self.seed, epoch], counter=counter))
+
+    def _fill(self, batch: Batch, order: np.ndarray, positions: range, draws: np.ndarray) -> None:
+        planes = np.empty((3, *self.image_size), np.uint8)
+        for row, position in enumerate(positions):
+            image, label, pixels = self._load(order, position)
+            pixels = self.augmentation(pixels, draws[row].tolist())
+            target = batch.data[row] if self.dtype == np.uint8 else planes
+            cv2.split(pixels, [target[2], target[1], target[0]])  # BGR to RGB, into place
+            if target is planes:
+                batch.data[row] = planes
+            batch.label[row] = label
+            batch.image[row] = image
+
+    def _load(self, order: np.ndarray, position: int) -> tuple[int, int, np.ndarray]:
+        """Return number, class and pixels of the image there, or of the next one that is sound."""
+        for attempt in range(TRIES_TO_REPLACE):
+            image = int(order[(position + attempt) % len(order)])
+            label, encoded = self.records.read(image)
+            try:
+                pixels = fit(decode(encoded), *self.image_size)
+            except ImageError as error:
+                if image not in self.bad_images:
+                    self.bad_images[image] = str(error)
+                    logger.warning(
+                        "%s: image %d (key %d) is skipped: %s",
+                        *(self.records.path, image, self.records.keys[image], error),
+                    )
+                continue
+            if self._class_by_label is not None:
+                label = int(self._class_by_label[label])
+            return image, label, pixels
+        raise RecordError(
+            f"{self.records.path}: {TRIES_TO_REPLACE} images in a row can't be decoded, "
+            f"from image {order[position]} on: {self.bad_images[int(order[position])]}"
+        )
+
+
+def _wait_for(batch: Batch, tasks: list[Future]) -> Batch:
+    for task in tasks:
+        task.result()
+    return batch
+
+
+def _stored_size(records: Records) -> tuple[int, int]:
+    if records.property:
+        return records.property.height, records.property.width
+    try:
+        return decode(records.read(0)[1]).shape[:2]
+    except ImageError as error:
+        raise RecordError(
+            f"{records.path}: there is no property file and image 0 is broken ({error}): give the "
+            "image size"
+        ) from None
+
+
+def _at_least(least: int, **named: int) -> int:
+    ((name, value),) = named.items()
+    if value != int(value) or value < least:
+        raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
+    return int(value)

@@ -1,0 +1,61 @@
+"""Files that are complete or absent: written to a temporary name, synced, then renamed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from typing import IO
+
+
+class AtomicFile:
+    """A file that appears under its name only when it is whole.
+
+    As a context manager it commits on a clean exit and leaves nothing behind on an exception.
+
+    Parameters
+    ----------
+    path : str
+        Where the file shall be; an existing one is replaced at the commit.
+    mode : {"wb", "w"}
+        Binary, or text in UTF-8.
+
+    Examples
+    --------
+    >>> with AtomicFile(f"{tmp}/property", "w") as file:
+    ...     _ = file.write("85742,112,112")
+    """
+
+    def __init__(self, path: str, mode: str = "wb"):
+        self.path = os.fspath(path)
+        folder, name = os.path.split(self.path)
+        os.makedirs(folder or ".", exist_ok=True)
+        self._temporary = os.path.join(folder, f".{name}.{os.getpid()}.part")
+        encoding = None if "b" in mode else "utf-8"
+        self.stream: IO = open(self._temporary, mode, encoding=encoding)  # noqa: SIM115
+
+    def commit(self) -> None:
+        """Sync the content to disk and give the file its name."""
+        try:
+            self.stream.flush()
+            os.fsync(self.stream.fileno())
+            self.stream.close()
+            os.replace(self._temporary, self.path)
+        except BaseException:
+            self.abort()
+            raise
+
+    def abort(self) -> None:
+        """Remove what was written; the former file, if any, stays."""
+        with contextlib.suppress(OSError):  # a full disk may refuse the last flush
+            self.stream.close()
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(self._temporary)
+
+    def __enter__(self) -> IO:
+        return self.stream
+
+    def __exit__(self, kind, *_) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.abort()

@@ -1,0 +1,63 @@
+"""Install the four folders of this tree as one namespace: ``dsoftmax.losses`` and so on."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+FOLDERS = ("losses", "recognition", "eval", "tools")
+
+# The CPU and the CUDA build of MXNet own the same module, so exactly one of these two extras
+# belongs in an environment; `dsoftmax.tools.preflight` refuses one that holds both.
+MXNET = {
+    "cpu": ["mxnet==1.9.1"],
+    "cu112": [
+        "mxnet-cu112==1.9.1",
+        # The libraries that build loads, all but the driver's own libcuda.
+        "nvidia-cublas-cu11>=11.4,<12",
+        "nvidia-cuda-nvrtc-cu11>=11.2,<12",
+        "nvidia-cuda-runtime-cu11>=11.2,<12",
+        "nvidia-cudnn-cu11>=8.5,<9",
+        "nvidia-cufft-cu11>=10.4,<11",
+        "nvidia-curand-cu11>=10.2,<11",
+        "nvidia-cusolver-cu11>=11.2,<12",
+        "nvidia-cusparse-cu11>=11.4,<12",
+        "nvidia-nccl-cu11>=2.14,<3",
+        "nvidia-nvtx-cu11>=11.7,<12",
+    ],
+}
+OPTIONAL = {
+    "forest": ["annoy>=1.17,<2"],
+    "onnx": ["onnx>=1.12,<1.18", "onnxruntime>=1.12,<1.20"],
+    "tensorboard": ["mxboard>=0.1,<0.2"],
+    "test": ["pytest>=7,<10", "ruff>=0.17,<0.18"],
+}
+
+setup(
+    name="dsoftmax",
+    version="0.1.0",
+    description="Train face embeddings with huge numbers of identities: Dissected Softmax on MXNet",
+    long_description=Path("README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    python_requires=">=3.8,<3.12",
+    packages=[
+        f"dsoftmax.{package}"
+        for folder in FOLDERS
+        for package in find_packages(include=[folder, f"{folder}.*"])
+    ],
+    package_dir={f"dsoftmax.{folder}": folder for folder in FOLDERS},
+    install_requires=[
+        "numpy>=1.19,<1.24",  # MXNet 1.9.1 uses names that numpy 1.24 removed
+        "gluoncv>=0.10.5,<0.11",
+        "opencv-python>=4.5.1,<4.12",
+        "easydict>=1.9,<2",
+        "scikit-learn>=1.0,<1.8",
+        "matplotlib>=3.3,<3.11",
+        "tqdm>=4.50,<5",
+    ],
+    extras_require={
+        **MXNET,
+        **OPTIONAL,
+        "all": sorted(package for extra in OPTIONAL.values() for package in extra),
+    },
+)

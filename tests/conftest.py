@@ -1,0 +1,80 @@
+"""Seeds that can be replayed, and datasets small enough to write anew for a test."""
+
+from __future__ import annotations
+
+import os
+import random
+import zlib
+from pathlib import Path
+
+import cv2
+import numpy as np
+import pytest
+
+from dsoftmax.recognition.data.records import RecordWriter
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+SEED_VARIABLE = "DSOFTMAX_TEST_SEED"
+SESSION_SEED = int(os.environ.get(SEED_VARIABLE, random.SystemRandom().randrange(1 << 31)))
+REAL_DATA = Path(os.environ.get("DSOFTMAX_DATA", REPOSITORY.parent / "shared" / "data"))
+
+
+def pytest_report_header():
+    return f"replay the random numbers of this run with {SEED_VARIABLE}={SESSION_SEED}"
+
+
+def pytest_runtest_makereport(item, call):
+    if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
+        item.add_report_section(call.when, "seed", f"{SEED_VARIABLE}={SESSION_SEED}")
+
+
+@pytest.fixture(autouse=True)
+def seed(request) -> int:
+    """Seed of this test: its own, whichever other tests run."""
+    own = zlib.crc32(f"{SESSION_SEED} {request.node.nodeid}".encode())
+    random.seed(own)
+    np.random.seed(own)  # noqa: NPY002 (MXNet's initializers and test_utils draw from it)
+    return own
+
+
+@pytest.fixture
+def rng(seed) -> np.random.Generator:
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def real_data(request) -> Path:
+    """Folder of the real datasets; the test is skipped where there is none."""
+    if not REAL_DATA.is_dir():
+        pytest.skip(f"no real data in {REAL_DATA}; set DSOFTMAX_DATA to their folder")
+    return REAL_DATA
+
+
+def make_image(rng: np.random.Generator, height: int = 32, width: int = 32) -> np.ndarray:
+    """Draw a smooth random picture, so that a JPEG of it is close to it."""
+    coarse = rng.integers(0, 256, (4, 4, 3), np.uint8)
+    return cv2.resize(coarse, (width, height), interpolation=cv2.INTER_CUBIC)
+
+
+@pytest.fixture
+def jpeg(rng):
+    """Return a function that makes the bytes of another JPEG each time."""
+
+    def make(height: int = 32, width: int = 32) -> bytes:
+        return cv2.imencode(".jpg", make_image(rng, height, width))[1].tobytes()
+
+    return make
+
+
+@pytest.fixture
+def dataset(tmp_path, jpeg):
+    """Write a dataset of given images per identity; return its folder and (label, image)s."""
+
+    def write(counts=(3, 1, 4, 2), name="faces", size=(32, 32), **options):
+        images = [(label, jpeg(*size)) for label, count in enumerate(counts) for _ in range(count)]
+        with RecordWriter(tmp_path / name, image_size=size, **options) as writer:
+            for label, image in images:
+                writer.add(label, image)
+        return tmp_path / name, images
+
+    return write

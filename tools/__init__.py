@@ -1,0 +1,1 @@
+"""Commands: datasets, models, benchmarks. Each file's work lives in importable functions."""

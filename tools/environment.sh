@@ -1,0 +1,78 @@
+# Sourced by the scripts that must work on a machine with nothing but Python: makes .venv in the
+# repository, installs dsoftmax there and sets VENV_PYTHON. A second call finds the work done.
+#
+#   source tools/environment.sh; make_environment test [another_extra ...]
+#
+# PYTHON=/path/to/python chooses the interpreter; DSOFTMAX_VENV=/path the environment's folder.
+
+REPOSITORY=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+
+fail() {
+    echo "error: $*" >&2
+    exit 1
+}
+
+is_supported_python() {
+    "$1" -c 'import sys; sys.exit(not (3, 8) <= sys.version_info[:2] <= (3, 11))' 2>/dev/null
+}
+
+find_python() {
+    local candidate
+    if [ -n "${PYTHON:-}" ]; then
+        is_supported_python "$PYTHON" || fail "PYTHON=$PYTHON is not a working Python 3.8 to 3.11," \
+            "the versions MXNet 1.9.1 runs on."
+        echo "$PYTHON"
+        return
+    fi
+    for candidate in python3.11 python3.10 python3.9 python3.8 python3 python; do
+        if command -v "$candidate" >/dev/null && is_supported_python "$candidate"; then
+            command -v "$candidate"
+            return
+        fi
+    done
+    fail "no Python 3.8 to 3.11 was found (MXNet 1.9.1 runs on no other; the default here is" \
+        "$(python3 --version 2>/dev/null || echo 'no python3 at all')). Install one, for instance" \
+        "python3.11 by your system's package manager or pyenv, or name it: PYTHON=/path/to/python."
+}
+
+# mxnet and mxnet-cu112 overwrite each other's files: the machine's driver decides which one.
+mxnet_extra() {
+    if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
+        echo cu112
+    else
+        echo cpu
+    fi
+}
+
+make_environment() {
+    local venv=${DSOFTMAX_VENV:-$REPOSITORY/.venv}
+    local extras stamp
+    extras=$(mxnet_extra)$(printf ',%s' "$@")
+    VENV_PYTHON=$venv/bin/python
+    # What is installed is a function of these; the finished environment carries their sum.
+    stamp=$(cd "$REPOSITORY" && { echo "$REPOSITORY $extras"; cat setup.py pyproject.toml; } | cksum)
+    if [ "$(cat "$venv/dsoftmax-stamp" 2>/dev/null)" = "$stamp" ]; then
+        return
+    fi
+
+    local python
+    python=$(find_python) || exit 1
+    echo "Making an environment with $("$python" --version) in $venv (a few minutes, once) ..."
+    "$python" -m venv --clear "$venv" || fail "$python could not make a virtual environment." \
+        "On Debian and Ubuntu: apt install python3-venv (or python3.11-venv and so on)."
+    "$VENV_PYTHON" -m pip install --quiet --upgrade "pip>=22,<26" ||
+        fail "pip could not reach its package index: is this machine online?"
+    "$VENV_PYTHON" -m pip install --quiet --editable "$REPOSITORY[$extras]" ||
+        fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why."
+    # opencv-python links libGL, which a server often lacks; its headless twin does not.
+    if ! "$VENV_PYTHON" -c 'import cv2' 2>/dev/null; then
+        echo "This machine lacks the graphics libraries of opencv-python: taking its headless twin."
+        local version
+        version=$("$VENV_PYTHON" -m pip show opencv-python | sed -n 's/^Version: //p')
+        "$VENV_PYTHON" -m pip uninstall --quiet --yes opencv-python &&
+            "$VENV_PYTHON" -m pip install --quiet --no-deps "opencv-python-headless==$version" ||
+            fail "opencv-python-headless could not be installed either."
+    fi
+    "$VENV_PYTHON" -m dsoftmax.tools.preflight || exit 1
+    echo "$stamp" >"$venv/dsoftmax-stamp"
+}
