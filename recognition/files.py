@@ -1,10 +1,11 @@
-"""Files that are complete or absent: written to a temporary name, synced, then renamed."""
+"""Files and folders that are complete or absent: made under a temporary name, then renamed."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-from typing import IO
+import shutil
+from typing import IO, Iterator
 
 
 class AtomicFile:
@@ -59,3 +60,22 @@ class AtomicFile:
             self.commit()
         else:
             self.abort()
+
+
+@contextlib.contextmanager
+def atomic_folder(path: str) -> Iterator[str]:
+    """Yield a temporary folder that gets the name `path` on a clean exit and is removed otherwise.
+
+    `path` may exist as an empty folder.
+    """
+    path = os.path.abspath(path)
+    if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
+        raise FileExistsError(f"{path} exists and is not an empty folder; choose another one")
+    temporary = f"{path}.{os.getpid()}.part"
+    os.makedirs(temporary)
+    try:
+        yield temporary
+        os.replace(temporary, path)
+    except BaseException:
+        shutil.rmtree(temporary, ignore_errors=True)
+        raise

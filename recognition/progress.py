@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import sys
-from typing import Iterable, TypeVar
+from typing import Iterable
 
 from tqdm import tqdm
 
-T = TypeVar("T")
 SECONDS_BETWEEN_LOG_LINES = 10.0
 
 
@@ -24,16 +23,23 @@ class _LogLines(tqdm):
 
         return print_status
 
+    def close(self) -> None:
+        """Print the last state. (tqdm's own close would send carriage returns.)"""
+        if not self.disable:
+            self.display()
+            self.disable = True
+            self._decr_instances(self)
+
 
 def progress(
-    items: Iterable[T], total: int | None = None, desc: str = "", unit: str = "items"
-) -> Iterable[T]:
+    items: Iterable | None = None, total: int | None = None, desc: str = "", unit: str = "items"
+) -> tqdm:
     """Iterate over `items` and show how far it is, how fast, and the time left, on stderr.
 
     Parameters
     ----------
-    items : iterable
-        What the job works through.
+    items : iterable, optional
+        What the job works through. Without it, call ``update(n)`` on what is returned.
     total : int, optional
         How many there are; taken from ``len(items)`` where that exists.
     desc, unit : str
@@ -41,20 +47,18 @@ def progress(
 
     Returns
     -------
-    iterable
-        The same items.
+    tqdm
+        Iterates over the same items; a context manager.
     """
     options = {"total": total, "desc": desc, "unit": f" {unit}"}
     if sys.stderr.isatty():
         return tqdm(items, dynamic_ncols=True, smoothing=0.1, **options)
-    # `leave=False` because closing would print the last state a second time.
     return _LogLines(
         items,
         ncols=78,
         ascii=True,
         mininterval=SECONDS_BETWEEN_LOG_LINES,
         miniters=1,
-        leave=False,
         bar_format="{desc}: {n_fmt}/{total_fmt}{unit} [{elapsed}<{remaining}, {rate_fmt}]",
         **options,
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import functools
 import os
 import sys
@@ -39,3 +40,24 @@ def command(main: Callable) -> Callable[..., int]:
 def default_threads() -> int:
     """Count the cores this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def image_size(text: str) -> tuple[int, int]:
+    """Parse a flag's ``112,112`` (height, width) or ``112``."""
+    try:
+        height, width = (int(number) for number in (text.split(",") * 2)[:2])
+    except ValueError:
+        height = width = 0
+    if not (0 < height <= 4096 and 0 < width <= 4096 and text.count(",") < 2):
+        raise argparse.ArgumentTypeError(
+            f"an image size is height,width like 112,112, not {text!r}"
+        )
+    return height, width
+
+
+def some_of(entries: list[str], most: int = 10) -> str:
+    """Lay out the first of many messages, a line each, and count the rest."""
+    lines = [f"  {entry}" for entry in entries[:most]]
+    if len(entries) > most:
+        lines.append(f"  ... and {len(entries) - most} more")
+    return "\n".join(lines)

@@ -99,7 +99,7 @@ class Pipeline:
     ):
         self.records = records
         self.batch_size = _at_least(1, batch_size=batch_size)
-        self.image_size = image_size or _stored_size(records)
+        self.image_size = image_size or records.image_size
         self.augmentation = augmentation or Augmentation()
         self.seed = _at_least(0, seed=seed)
         self.dtype = np.dtype(dtype)
@@ -255,18 +255,6 @@ def _wait_for(batch: Batch, tasks: list[Future]) -> Batch:
     for task in tasks:
         task.result()
     return batch
-
-
-def _stored_size(records: Records) -> tuple[int, int]:
-    if records.property:
-        return records.property.height, records.property.width
-    try:
-        return decode(records.read(0)[1]).shape[:2]
-    except ImageError as error:
-        raise RecordError(
-            f"{records.path}: there is no property file and image 0 is broken ({error}): give the "
-            "image size"
-        ) from None
 
 
 def _at_least(least: int, **named: int) -> int:

@@ -27,6 +27,7 @@ from typing import Iterable, NamedTuple
 
 import numpy as np
 
+from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import (
     RecordError,
     RecordFile,
@@ -153,6 +154,19 @@ class Records:
         found = int(self.labels.max()) + 1
         return max(found, self.property.num_classes) if self.property else found
 
+    @functools.cached_property
+    def image_size(self) -> tuple[int, int]:
+        """Height and width by `property`, or of the first image where there is none."""
+        if self.property:
+            return self.property.height, self.property.width
+        try:
+            return decode(self.read(0)[1]).shape[:2]
+        except ImageError as error:
+            raise RecordError(
+                f"{self.path}: there is no property file beside it, and the first image is broken "
+                f"({error}), so that the image size is unknown"
+            ) from None
+
     def _read_index(self, path: str) -> tuple[np.ndarray, np.ndarray]:
         with open(path, encoding="ascii", errors="replace") as file:
             text = file.read()
@@ -266,7 +280,7 @@ class RecordWriter:
 
     Examples
     --------
-    >>> with RecordWriter(f"{tmp}/faces", image_size=(112, 112)) as writer:
+    >>> with RecordWriter(f"{tmp}/new", image_size=(112, 112)) as writer:
     ...     writer.add(0, jpeg)
     """
 

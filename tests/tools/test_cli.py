@@ -1,0 +1,67 @@
+import argparse
+import importlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dsoftmax.tools.cli import command, image_size, some_of
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+COMMANDS = sorted(
+    path.stem
+    for path in (REPOSITORY / "tools").glob("*.py")
+    if path.stem not in ("__init__", "cli")
+)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_has_help(name, capsys):
+    with pytest.raises(SystemExit) as stop:
+        importlib.import_module(f"dsoftmax.tools.{name}").main(["--help"])
+    assert stop.value.code == 0
+    assert f"usage: {name}" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("how", [["tools/rec_info.py"], ["-m", "dsoftmax.tools.rec_info"]])
+def test_both_ways_to_call(how):
+    result = subprocess.run(
+        [sys.executable, *how, "--input", "nowhere"],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    message = "rec_info: error: nowhere: there is no such folder or .rec file\n"
+    assert result.stderr == message
+
+
+def test_expected_failures_are_one_line(capsys):
+    @command
+    def main(argv=None):
+        raise argv
+
+    for error in (ValueError("bad flag"), FileNotFoundError("no file"), ImportError("no extra")):
+        assert main(error) == 2
+        assert capsys.readouterr().err.endswith(f"error: {error}\n")
+    with pytest.raises(ZeroDivisionError):
+        main(ZeroDivisionError())
+    assert main(KeyboardInterrupt()) == 130
+
+
+@pytest.mark.parametrize(("text", "size"), [("112,96", (112, 96)), ("56", (56, 56))])
+def test_image_size(text, size):
+    assert image_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["", "0", "1,2,3", "a,b", "-1,5", "99999"])
+def test_bad_image_size(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="height,width like 112,112"):
+        image_size(text)
+
+
+def test_some_of():
+    assert some_of(["a", "b"]) == "  a\n  b"
+    assert some_of(list("abc"), most=2) == "  a\n  b\n  ... and 1 more"

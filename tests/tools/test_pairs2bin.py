@@ -1,0 +1,113 @@
+import cv2
+import pytest
+
+from dsoftmax.recognition.data.packs import read_pack
+from dsoftmax.tools import pairs2bin
+
+
+@pytest.fixture
+def faces(tmp_path, jpeg):
+    """Write image files; return what is in them by path."""
+
+    def write(*names, size=(112, 112)):
+        content = {}
+        for name in names:
+            path = tmp_path / "faces" / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            content[name] = jpeg(*size)
+            path.write_bytes(content[name])
+        return content
+
+    return write
+
+
+@pytest.fixture
+def run(tmp_path):
+    def run(text, name="pairs.txt", *flags):
+        (tmp_path / name).write_text(text)
+        code = pairs2bin.main(
+            ["--data-dir", str(tmp_path / "faces"), "--pairs", str(tmp_path / name)]
+            + ["--output", str(tmp_path / "own.bin"), *flags]
+        )
+        return read_pack(tmp_path / "own.bin") if code == 0 else code
+
+    return run
+
+
+def check(pack, content, names, issame):
+    assert [image.tobytes() for image in pack.images] == [content[name] for name in names]
+    assert pack.issame.tolist() == issame
+
+
+@pytest.mark.parametrize("heading", ["10\t300\n", "2\n", ""])
+def test_lfw_pairs(faces, run, heading):
+    content = faces("Ann_Lee/Ann_Lee_0001.jpg", "Ann_Lee/Ann_Lee_0004.jpg", "Bo/Bo_0012.png")
+    pack = run(f"{heading}Ann_Lee\t1\t4\nAnn_Lee\t4\tBo\t12\n")
+    names = [f"Ann_Lee/Ann_Lee_000{number}.jpg" for number in (1, 4, 4)]
+    check(pack, content, [*names, "Bo/Bo_0012.png"], [True, False])
+
+
+def test_pairs_label(faces, run):
+    content = faces("a/1.jpg", "a/2.jpg", "b.jpg")
+    pack = run("a/1.jpg a/2.jpg 1\na/1.jpg b.jpg 0\n", "pairs_label.txt")
+    check(pack, content, ["a/1.jpg", "a/2.jpg", "a/1.jpg", "b.jpg"], [True, False])
+
+
+@pytest.mark.parametrize("heading", ["first,second,issame\n", ""])
+def test_csv(faces, run, heading):
+    content = faces("my face.jpg", "b.jpg")
+    pack = run(f'{heading}"my face.jpg",b.jpg,True\nb.jpg, b.jpg ,0\n', "own.csv")
+    check(pack, content, ["my face.jpg", "b.jpg", "b.jpg", "b.jpg"], [True, False])
+
+
+def test_sizes(faces, run):
+    faces("a.jpg", "b.jpg", size=(80, 60))
+    pack = run("a.jpg b.jpg 1", "pairs.txt", "--image-size", "56")
+    assert pack.decode(0).shape == (56, 56, 3)
+
+
+def test_pairs_that_cannot_be_read_are_told(faces, run, tmp_path, capsys):
+    content = faces("a.jpg", "b.jpg")
+    (tmp_path / "faces/c.jpg").write_bytes(b"no image")
+    pack = run("a.jpg c.jpg 0\na.jpg b.jpg 1\nmissing.jpg b.jpg 0\n")
+    check(pack, content, ["a.jpg", "b.jpg"], [True])
+    output = capsys.readouterr().out
+    assert "1 of 3 pairs" in output
+    assert "missing.jpg: No such file or directory" in output
+    assert "c.jpg: 8 bytes are no image" in output
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("a.jpg b.jpg 1\na.jpg b.jpg maybe\n", "line 2 is none of"),
+        ("a.jpg b.jpg 1\nAnn 1\n", "line 2 is none of"),
+        ("a.jpg b.jpg maybe\na.jpg b.jpg 1\n", "line 1 is none of"),
+        ("", "no pair in it"),
+        ("one,two,same?\n", "no pair in it"),
+        ("x.jpg y.jpg 1\n", "no pair could be read"),
+    ],
+)
+def test_bad_lists(faces, run, capsys, text, message):
+    faces("a.jpg", "b.jpg")
+    assert run(text) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.realdata
+def test_real_faces_survive(real_data, tmp_path):
+    """A pack unpacked to files and packed again is the same pack."""
+    pack = read_pack(real_data / "lfw" / "lfw_600.bin")
+    lines = []
+    for pair in range(20):
+        for side in (0, 1):
+            name = f"{pair}_{side}.jpg"
+            (tmp_path / name).write_bytes(pack.images[2 * pair + side])
+        lines.append(f"{pair}_0.jpg {pair}_1.jpg {int(pack.issame[pair])}\n")
+    (tmp_path / "pairs.txt").write_text("".join(lines))
+    pairs = pairs2bin.read_pairs(tmp_path / "pairs.txt", tmp_path)
+    assert pairs2bin.build_pack(pairs, tmp_path / "again.bin") == []
+    again = read_pack(tmp_path / "again.bin")
+    assert cv2.imdecode(again.images[0], 1).shape == (112, 112, 3)
+    assert all((one == other).all() for one, other in zip(again.images, pack.images))
+    assert again.issame.tolist() == pack.issame[:20].tolist()

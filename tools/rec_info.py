@@ -1,0 +1,195 @@
+"""Tell what a dataset holds: identities, images, bad records, gaps in the labels.
+
+python tools/rec_info.py --input faces_emore
+python tools/rec_info.py --input faces_emore --plot histogram.png --json
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from typing import Any
+
+import numpy as np
+
+from dsoftmax.recognition.data.images import ImageError, decode
+from dsoftmax.recognition.data.recordio import RecordError
+from dsoftmax.recognition.data.records import Records
+from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.parallel import map_ordered
+from dsoftmax.recognition.progress import progress
+from dsoftmax.tools.cli import command, default_threads, some_of
+
+IMAGES_PER_TASK = 64
+
+
+def find_bad_images(records: Records, threads: int) -> dict[int, str]:
+    """Decode every image.
+
+    Returns
+    -------
+    dict of int to str
+        The images that can't be read or decoded, or whose label is not that of their identity,
+        and why.
+    """
+    labels = records.labels
+
+    def check(start: int) -> dict[int, str]:
+        bad = {}
+        for image in range(start, min(start + IMAGES_PER_TASK, len(records))):
+            try:
+                label, encoded = records.read(image)
+                decode(encoded)
+            except (ImageError, RecordError) as error:
+                bad[image] = str(error)
+            else:
+                if label != labels[image]:
+                    bad[image] = f"label {label} among the images of identity {labels[image]}"
+        return bad
+
+    starts = range(0, len(records), IMAGES_PER_TASK)
+    bad: dict[int, str] = {}
+    with progress(None, total=len(records), desc="decoding", unit="images") as bar:
+        for start, found in zip(starts, map_ordered(check, starts, threads)):
+            bad.update(found)
+            bar.update(min(IMAGES_PER_TASK, len(records) - start))
+    return bad
+
+
+def describe(records: Records, bad_images: dict[int, str] | None) -> dict[str, Any]:
+    """Summarise a dataset as JSON-able values; None for bad images that were not looked for."""
+    per_label = np.bincount(records.labels)
+    per_identity = per_label[per_label > 0]
+    counts, identities = np.unique(per_identity, return_counts=True)
+    height, width = records.image_size
+    return {
+        "path": records.path,
+        "style": records.style,
+        "identities": len(per_identity),
+        "images": len(records),
+        "num_classes": records.num_classes,
+        "property": list(records.property) if records.property else None,
+        "image_size": [height, width],
+        "images_per_identity": {
+            "min": int(per_identity.min()),
+            "median": float(np.median(per_identity)),
+            "mean": round(float(per_identity.mean()), 3),
+            "max": int(per_identity.max()),
+            "histogram": {int(n): int(many) for n, many in zip(counts, identities)},
+        },
+        "label_gaps": [int(label) for label in np.flatnonzero(per_label == 0)],
+        "bad_images": None
+        if bad_images is None
+        else [
+            {
+                "image": image,
+                "key": int(records.keys[image]),
+                "offset": int(records.offsets[image]),
+                "why": why,
+            }
+            for image, why in sorted(bad_images.items())
+        ],
+    }
+
+
+def one_line(info: dict[str, Any]) -> str:
+    """Put a description into one line."""
+    spread = info["images_per_identity"]
+    bad = info["bad_images"]
+    return (
+        f"{info['path']}: {info['identities']} identities, {info['images']} images, "
+        f"{spread['min']} to {spread['max']} an identity (median {spread['median']:g}, mean "
+        f"{spread['mean']:.2f}), {'?' if bad is None else len(bad)} bad, "
+        f"{len(info['label_gaps'])} label gaps, {info['image_size'][0]}x{info['image_size'][1]}, "
+        f"{info['style']}"
+    )
+
+
+def plot_histogram(info: dict[str, Any], path: str) -> None:
+    """Draw how many identities have how many images."""
+    from matplotlib.figure import Figure
+    from matplotlib.ticker import ScalarFormatter
+
+    counts = np.array(list(info["images_per_identity"]["histogram"].items()))
+    most = counts[:, 0].max()
+    is_long = most > 40  # a tail of large identities shows on logarithmic axes alone
+    bins = (
+        np.unique(np.geomspace(1, most + 1, 40).astype(int)) if is_long else np.arange(1, most + 2)
+    )
+    figure = Figure(figsize=(7, 4), layout="constrained")
+    axes = figure.subplots()
+    axes.hist(counts[:, 0], bins - 0.5, weights=counts[:, 1], color="#4477aa", edgecolor="white")
+    axes.set(
+        xlabel="images of an identity",
+        ylabel="identities",
+        title=f"{info['identities']:,} identities, {info['images']:,} images",
+    )
+    if is_long:
+        axes.set(xscale="log", yscale="log")
+        for axis in (axes.xaxis, axes.yaxis):
+            axis.set_major_formatter(ScalarFormatter())
+    axes.grid(axis="y", alpha=0.3)
+    axes.set_axisbelow(True)
+    extension = path.rsplit(".", 1)[-1].lower()
+    if extension not in ("png", "pdf", "svg"):
+        raise ValueError(f"--plot: the file must end in .png, .pdf or .svg, not {path!r}")
+    with AtomicFile(path) as file:
+        figure.savefig(file, format=extension, dpi=150)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="rec_info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--input", required=True, help="the dataset's folder or .rec file")
+    parser.add_argument("--json", action="store_true", help="print everything found as JSON")
+    parser.add_argument("--plot", metavar="FILE", help="draw the images per identity (.png, .pdf)")
+    parser.add_argument(
+        "--no-decode",
+        action="store_true",
+        help="look at the labels alone: at once, but broken images are not found",
+    )
+    parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
+    return parser
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    records = Records(args.input)
+    bad = None if args.no_decode else find_bad_images(records, args.threads)
+    info = describe(records, bad)
+    if args.plot:
+        plot_histogram(info, args.plot)
+    if args.json:
+        print(json.dumps(info, indent=2))
+        return
+    print(one_line(info))
+    if bad:
+        print("Bad images:")
+        print(
+            some_of(
+                [
+                    f"{entry['image']} (key {entry['key']}): {entry['why']}"
+                    for entry in info["bad_images"]
+                ]
+            )
+        )
+    if info["label_gaps"]:
+        gaps = info["label_gaps"]
+        print(
+            f"Labels without an image: {', '.join(map(str, gaps[:10]))}"
+            f"{', ...' if len(gaps) > 10 else ''}"
+        )
+    if records.property and records.property.num_classes != max(records.labels) + 1:
+        print(
+            f"The property file says {records.property.num_classes} classes, the labels end at "
+            f"{max(records.labels)}."
+        )
+
+
+if __name__ == "__main__":
+    sys.exit(main())

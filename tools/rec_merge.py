@@ -1,0 +1,309 @@
+"""Join datasets into one, and leave out the identities they share.
+
+    python tools/rec_merge.py --include faces_emore,megaface2 --output joint
+    python tools/rec_merge.py --include faces_emore,megaface2 --output joint \
+        --embeddings emore.npy,megaface2.npy --exclude lfw.npy
+
+Identities are numbered anew, 0, 1, ..., set after set. Where embeddings are given (a row an image,
+in the order of the set), an identity whose centre is near one of an *earlier* set is taken for the
+same person and left out, and so is one near a row of --exclude (embeddings of test images, or
+centres). What became of each identity is written to identities.csv beside the result.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import os
+import sys
+from typing import Iterator, NamedTuple, Sequence
+
+import numpy as np
+
+from dsoftmax.recognition.data.records import Records, RecordWriter
+from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.progress import progress
+from dsoftmax.tools.cli import command
+
+ROWS_PER_BLOCK = 4096
+
+
+class Identity(NamedTuple):
+    """One class of one of the sets, and what became of it."""
+
+    dataset: int  # number of the set
+    old_label: int
+    images: np.ndarray  # numbers of its images in the set
+    left_out_for: str = ""  # whom it was taken for; empty where it was kept
+
+
+def identity_centres(labels: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
+    """Average the normalised embeddings of each identity.
+
+    Parameters
+    ----------
+    labels : (n,) int
+    embeddings : (n, D)
+
+    Returns
+    -------
+    (identities, D) float32
+        Normalised, a row an identity in the order of their labels.
+    """
+    order = np.argsort(labels, kind="stable")
+    identities, identity_of_image = np.unique(labels[order], return_inverse=True)
+    centres = np.zeros((len(identities), embeddings.shape[1]), np.float32)
+    for start in range(0, len(order), ROWS_PER_BLOCK):
+        rows = slice(start, start + ROWS_PER_BLOCK)
+        present, first_row = np.unique(identity_of_image[rows], return_index=True)
+        # An identity may go on in the next block, hence the sum of sums.
+        centres[present] += np.add.reduceat(normalise(embeddings[order[rows]]), first_row)
+    return normalise(centres)
+
+
+def normalise(vectors: np.ndarray) -> np.ndarray:
+    """Scale rows to length 1; a row of zeros stays one."""
+    vectors = np.asarray(vectors, np.float32)
+    length = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return vectors / np.maximum(length, 1e-12)
+
+
+def nearest(queries: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Find each query's nearest among `others`, block by block.
+
+    Parameters
+    ----------
+    queries : (q, D) float32
+    others : (n, D) float32
+        Both normalised.
+
+    Returns
+    -------
+    index, cosine : (q,) int, (q,) float32
+    """
+    index = np.zeros(len(queries), int)
+    best = np.full(len(queries), -np.inf, np.float32)
+    with progress(total=len(queries), desc="comparing", unit="identities") as bar:
+        for q in range(0, len(queries), ROWS_PER_BLOCK):
+            rows = slice(q, q + ROWS_PER_BLOCK)
+            for start in range(0, len(others), ROWS_PER_BLOCK):
+                cosines = queries[rows] @ others[start : start + ROWS_PER_BLOCK].T
+                found = cosines.argmax(axis=1)
+                values = np.take_along_axis(cosines, found[:, None], axis=1)[:, 0]
+                better = values > best[rows]
+                index[rows][better] = start + found[better]
+                best[rows][better] = values[better]
+            bar.update(len(queries[rows]))
+    return index, best
+
+
+def select_identities(
+    datasets: Sequence[Records],
+    names: Sequence[str],
+    embeddings: Sequence[np.ndarray] | None = None,
+    excluded: np.ndarray | None = None,
+    overlap: float = 0.3,
+    exclude_overlap: float = 0.4,
+) -> list[Identity]:
+    """List the identities of all sets in order, and mark those that are left out.
+
+    Parameters
+    ----------
+    datasets, names : sequences
+        The sets and what they are called in the report.
+    embeddings : sequence of (images, D) arrays, optional
+        A row for each image of the respective set.
+    excluded : (n, D), optional
+        Embeddings of people who must not be in the result.
+    overlap, exclude_overlap : float
+        The cosine from which two identities of different sets are one person, and from which an
+        identity is one of the excluded.
+    """
+    identities: list[Identity] = []
+    kept_centres: list[np.ndarray] = []
+    kept_names: list[str] = []
+    for number, (records, name) in enumerate(zip(datasets, names)):
+        found = list(_identities_of(records, number))
+        if embeddings is not None:
+            centres = identity_centres(records.labels, embeddings[number])
+            if excluded is not None:
+                row, cosine = nearest(centres, normalise(excluded))
+                people = [f"excluded row {other}" for other in row]
+                found = _mark(found, people, cosine, exclude_overlap)
+            if kept_names:
+                other, cosine = nearest(centres, np.concatenate(kept_centres))
+                people = [kept_names[place] for place in other]
+                found = _mark(found, people, cosine, overlap)
+            kept = [place for place, identity in enumerate(found) if not identity.left_out_for]
+            kept_centres.append(centres[kept])
+            kept_names += [f"{name} identity {found[place].old_label}" for place in kept]
+        identities += found
+    return identities
+
+
+def _identities_of(records: Records, number: int) -> Iterator[Identity]:
+    order = np.argsort(records.labels, kind="stable")
+    labels, starts = np.unique(records.labels[order], return_index=True)
+    for label, images in zip(labels, np.split(order, starts[1:])):
+        yield Identity(number, int(label), images)
+
+
+def _mark(found: list[Identity], people: list[str], cosine, threshold: float) -> list[Identity]:
+    return [
+        identity._replace(left_out_for=f"{person} (cosine {value:.3f})")
+        if value >= threshold and not identity.left_out_for
+        else identity
+        for identity, person, value in zip(found, people, cosine)
+    ]
+
+
+def merge(
+    datasets: Sequence[Records],
+    names: Sequence[str],
+    identities: Sequence[Identity],
+    output: str,
+    overwrite: bool = False,
+    shuffle_seed: int | None = None,
+) -> dict[str, int]:
+    """Write the identities that are kept into one dataset.
+
+    Parameters
+    ----------
+    datasets, names, identities
+        As of `select_identities`.
+    output : str
+    shuffle_seed : int, optional
+        Write nothing but images, in a random order of this seed, for readers that read a file from
+        its beginning to its end, as MXNet's ``ImageRecordIter``.
+
+    Returns
+    -------
+    dict
+        The numbers of ``identities``, ``images`` and ``left_out`` identities.
+    """
+    sizes = {records.image_size for records in datasets}
+    if len(sizes) > 1:
+        told = ", ".join(f"{name} {records.image_size}" for name, records in zip(names, datasets))
+        raise ValueError(f"the sets have images of different sizes (height, width): {told}")
+    kept = [identity for identity in identities if not identity.left_out_for]
+    if not kept:
+        raise ValueError("no identity is left")
+    counts = [len(identity.images) for identity in kept]
+    labels = np.repeat(np.arange(len(kept)), counts)
+    sets = np.repeat([identity.dataset for identity in kept], counts)
+    images = np.concatenate([identity.images for identity in kept])
+    grouped = shuffle_seed is None
+    order = range(len(images))
+    if not grouped:
+        order = np.random.default_rng(shuffle_seed).permutation(len(images))
+    with RecordWriter(output, sizes.pop(), overwrite, identity_header=grouped) as writer:
+        for place in progress(order, desc="merging", unit="images"):
+            writer.add(int(labels[place]), datasets[sets[place]].read(images[place])[1].tobytes())
+    _write_report(names, identities, os.path.join(output, "identities.csv"))
+    return {
+        "identities": len(kept),
+        "images": len(images),
+        "left_out": len(identities) - len(kept),
+    }
+
+
+def _write_report(names: Sequence[str], identities: Sequence[Identity], path: str) -> None:
+    label = 0
+    with AtomicFile(path, "w") as file:
+        table = csv.writer(file, lineterminator="\n")
+        table.writerow(["label", "dataset", "old_label", "images", "left_out_for"])
+        for identity in identities:
+            kept = not identity.left_out_for
+            table.writerow(
+                [
+                    label if kept else "",
+                    names[identity.dataset],
+                    identity.old_label,
+                    len(identity.images),
+                    identity.left_out_for,
+                ]
+            )
+            label += kept
+
+
+def load_embeddings(path: str, rows: int | None = None) -> np.ndarray:
+    """Map a ``.npy`` file of embeddings; `rows` is how many it must have."""
+    try:
+        embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
+    except ValueError as error:
+        raise ValueError(f"{path}: not a .npy file of numbers ({error})") from None
+    if getattr(embeddings, "ndim", 0) != 2 or embeddings.dtype.kind != "f":
+        raise ValueError(f"{path}: embeddings are a float array (images, width)")
+    if rows is not None and len(embeddings) != rows:
+        raise ValueError(f"{path}: {len(embeddings)} rows for a set of {rows} images")
+    if not np.isfinite(embeddings).all():
+        raise ValueError(f"{path}: some of its numbers are NaN or infinite")
+    return embeddings
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="rec_merge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--include", required=True, help="the sets, separated by commas")
+    parser.add_argument("--output", required=True, help="folder of the result")
+    parser.add_argument("--embeddings", help="a .npy file a set, separated by commas")
+    parser.add_argument("--exclude", help=".npy files of people to leave out, separated by commas")
+    parser.add_argument(
+        "--overlap",
+        "--param1",
+        type=float,
+        default=0.3,
+        help="cosine from which identities of two sets are one person; %(default)s",
+    )
+    parser.add_argument(
+        "--exclude-overlap",
+        "--param2",
+        type=float,
+        default=0.4,
+        help="cosine from which an identity is one of --exclude; %(default)s",
+    )
+    parser.add_argument(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="write images alone, in random order, as MXNet's ImageRecordIter reads them",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
+    return parser
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    names = args.include.split(",")
+    if len(set(names)) < len(names):
+        raise ValueError(f"--include: a set is named twice in {args.include!r}")
+    datasets = [Records(name) for name in names]
+    embeddings = excluded = None
+    if args.embeddings:
+        paths = args.embeddings.split(",")
+        if len(paths) != len(datasets):
+            raise ValueError(f"--embeddings: {len(paths)} files for {len(datasets)} sets")
+        embeddings = [load_embeddings(p, len(records)) for p, records in zip(paths, datasets)]
+    if args.exclude:
+        if embeddings is None:
+            raise ValueError("--exclude needs the --embeddings of the sets too")
+        excluded = np.concatenate([load_embeddings(path) for path in args.exclude.split(",")])
+    every = [*(embeddings or []), *([excluded] if excluded is not None else [])]
+    if len({array.shape[1] for array in every}) > 1:
+        raise ValueError("the embeddings are of different widths")
+    identities = select_identities(
+        datasets, names, embeddings, excluded, args.overlap, args.exclude_overlap
+    )
+    done = merge(datasets, names, identities, args.output, args.overwrite, args.shuffle)
+    print(
+        f"{done['images']} images of {done['identities']} identities in {args.output}; "
+        f"{done['left_out']} identities were left out (see identities.csv)"
+    )
+
+
+if __name__ == "__main__":
+    sys.exit(main())
