@@ -27,8 +27,8 @@ MXNET = {
 }
 OPTIONAL = {
     "forest": ["annoy>=1.17,<2"],
-    "onnx": ["onnx>=1.12,<1.18", "onnxruntime>=1.12,<1.20"],
-    "tensorboard": ["mxboard>=0.1,<0.2"],
+    "onnx": ["onnx>=1.12,<1.17", "onnxruntime>=1.15,<1.20"],
+    "tensorboard": ["mxboard>=0.1,<0.2", "protobuf>=3.20.2,<4"],  # as old as mxboard
     "test": ["pytest>=7,<10", "ruff>=0.17,<0.18"],
 }
 

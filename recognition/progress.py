@@ -24,7 +24,7 @@ class _LogLines(tqdm):
         return print_status
 
     def close(self) -> None:
-        """Print the last state. (tqdm's own close would send carriage returns.)"""
+        """Print the last state; tqdm's own close would send carriage returns."""
         if not self.disable:
             self.display()
             self.disable = True

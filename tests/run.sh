@@ -8,7 +8,7 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source tools/environment.sh
 
-make_environment test
+make_environment
 if [ $# -eq 0 ]; then
     "$VENV_PYTHON" -m ruff check .
     "$VENV_PYTHON" -m ruff format --check .

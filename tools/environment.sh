@@ -1,7 +1,7 @@
 # Sourced by the scripts that must work on a machine with nothing but Python: makes .venv in the
 # repository, installs dsoftmax there and sets VENV_PYTHON. A second call finds the work done.
 #
-#   source tools/environment.sh; make_environment test [another_extra ...]
+#   source tools/environment.sh; make_environment
 #
 # PYTHON=/path/to/python chooses the interpreter; DSOFTMAX_VENV=/path the environment's folder.
 
@@ -47,12 +47,15 @@ mxnet_extra() {
 make_environment() {
     local venv=${DSOFTMAX_VENV:-$REPOSITORY/.venv}
     local extras stamp
-    extras=$(mxnet_extra)$(printf ',%s' "$@")
+    extras=$(mxnet_extra),test
     VENV_PYTHON=$venv/bin/python
     # What is installed is a function of these; the finished environment carries their sum.
-    stamp=$(cd "$REPOSITORY" && { echo "$REPOSITORY $extras"; cat setup.py pyproject.toml; } | cksum)
-    if [ "$(cat "$venv/dsoftmax-stamp" 2>/dev/null)" = "$stamp" ]; then
+    stamp=$({ echo "$REPOSITORY $extras"; cat "$REPOSITORY/setup.py"; } | cksum)
+    if [ "$(cat "$venv/dsoftmax-stamp" 2>/dev/null)" = "$stamp" ] && "$VENV_PYTHON" -c ''; then
         return
+    fi
+    if [ -n "$(ls -A "$venv" 2>/dev/null)" ] && [ ! -f "$venv/pyvenv.cfg" ]; then
+        fail "$venv holds something that is not a virtual environment; it is left as it is."
     fi
 
     local python
