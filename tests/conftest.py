@@ -8,6 +8,7 @@ import zlib
 from pathlib import Path
 
 import cv2
+import mxnet as mx
 import numpy as np
 import pytest
 
@@ -33,6 +34,7 @@ def seed(request) -> int:
     """Seed of this test: its own, whichever other tests run."""
     own = zlib.crc32(f"{SESSION_SEED} {request.node.nodeid}".encode())
     random.seed(own)
+    mx.random.seed(own)
     np.random.seed(own)  # noqa: NPY002 (MXNet's initializers and test_utils draw from it)
     return own
 

@@ -1,0 +1,290 @@
+"""z_y and n of a batch over all devices, with gradients to embeddings and class weights."""
+
+from __future__ import annotations
+
+import threading
+
+import numpy as np
+from mxnet import autograd, nd
+
+from dsoftmax.losses.negatives import (
+    NOTHING,
+    ShardedLogSumExp,
+    combine,
+    inverse_norm,
+    project,
+)
+from dsoftmax.losses.samplers import Draw
+from dsoftmax.losses.stores import ClassStore, Shard, add_rows, take_rows
+
+
+class Share:
+    """What one device does in one step: its negatives, and the samples whose class it owns.
+
+    Parameters
+    ----------
+    shard : Shard
+    labels : (B,) int64
+    draw : Draw
+    normalize : bool
+    unit : (B, D)
+        The embeddings, normalised if cosines are wanted.
+    scaled : (rows, D)
+        Those of the rows that have an inter part, times the scale.
+    chunk : int or None
+    keep : bool
+        Whether a backward pass may come.
+    """
+
+    def __init__(
+        self,
+        shard: Shard,
+        labels: np.ndarray,
+        draw: Draw,
+        normalize: bool,
+        unit: nd.NDArray,
+        scaled: nd.NDArray,
+        chunk: int | None,
+        keep: bool,
+    ):
+        self.shard = shard
+        self.samples = np.flatnonzero(shard.owned(labels))
+        own_labels = labels[self.samples] - shard.start
+        self.labels, self.label_of_sample = np.unique(own_labels, return_inverse=True)
+        if draw.classes is None:
+            self.rows = None  # all of them
+            weight = shard.weight
+            self.label_rows = self.labels
+            self.columns = len(shard)
+            self.num_classes_used = len(shard)
+        else:
+            others = draw.classes[shard.owned(draw.classes)] - shard.start
+            # Labels come last: their rows are one slice, whether they are negatives or not.
+            self.rows = np.concatenate([others, self.labels])
+            weight = shard.gather(self.rows) if len(self.rows) else shard.weight[0:0]
+            self.label_rows = len(others) + np.arange(len(self.labels))
+            self.columns = len(self.rows) if draw.labels_are_negatives else len(others)
+            self.num_classes_used = len(self.rows)
+        self.weight = weight
+        self.inverse = inverse_norm(weight) if normalize and self.num_classes_used else None
+        self.unit = unit
+        self.has_own = np.zeros(len(labels), bool)
+        self.negatives = None
+        if self.columns:
+            self.negatives = self._negatives_of(draw, labels, scaled, chunk, keep)
+
+    def _negatives_of(self, draw, labels, scaled, chunk, keep) -> ShardedLogSumExp:
+        own = np.full(len(labels), -1, np.int64)
+        if draw.labels_are_negatives:
+            own[self.samples] = self.label_rows[self.label_of_sample]
+            self.has_own[self.samples] = True
+        if draw.rows is not None:
+            own = own[draw.rows]
+        offset = None
+        if draw.correction:
+            offset = np.zeros((1, self.columns), np.float32)
+            offset[:, : len(self.rows) - len(self.labels)] = draw.correction
+            offset = nd.array(offset, ctx=self.shard.device)
+        return ShardedLogSumExp(
+            scaled,
+            self.weight[: self.columns],
+            None if self.inverse is None else self.inverse[: self.columns],
+            own,
+            offset,
+            chunk,
+            keep,
+        )
+
+    def target_cosine(self) -> nd.NDArray:
+        """Return the cosines of this share's samples with their classes, (samples,)."""
+        rows = self.label_rows[self.label_of_sample]
+        self._own_unit = take_rows(self.unit, self.samples)
+        self._own_weight = take_rows(self.weight, rows)
+        ones = nd.ones((self.weight.shape[1], 1), ctx=self.shard.device)
+        cosine = nd.dot(self._own_unit * self._own_weight, ones)
+        if self.inverse is not None:
+            self._own_inverse = take_rows(self.inverse, rows)
+            cosine = cosine * self._own_inverse
+        return cosine.reshape(-1)
+
+    def backward(
+        self, to_n: nd.NDArray, n: nd.NDArray, to_target: nd.NDArray | None
+    ) -> tuple[nd.NDArray | None, nd.NDArray | None]:
+        """Send the gradients to n and to the targets back; those to the weights are kept.
+
+        Returns
+        -------
+        to_scaled : (rows, D) or None
+        to_unit : (samples, D) or None
+            Of this share's samples.
+        """
+        self.gradient = nd.empty(self.weight.shape, ctx=self.shard.device)
+        if self.columns < self.num_classes_used:
+            self.gradient[self.columns :] = 0
+        to_scaled = to_unit = None
+        if self.negatives:
+            to_scaled = self.negatives.backward(to_n, n, self.gradient[: self.columns])
+        if to_target is not None:
+            to_target = to_target.expand_dims(1)
+            to_weight = to_target * self._own_unit
+            if self.inverse is None:
+                to_unit = to_target * self._own_weight
+            else:
+                to_unit = to_target * self._own_inverse * self._own_weight
+                project(to_weight, self._own_weight, self._own_inverse)
+            # Samples of one class are added up by a product with 0s and 1s.
+            belongs = np.arange(len(self.labels))[:, None] == self.label_of_sample
+            belongs = nd.array(belongs, ctx=self.shard.device, dtype="float32")
+            add_rows(self.gradient, self.label_rows, nd.dot(belongs, to_weight))
+        return to_scaled, to_unit
+
+
+class Similarities(autograd.Function):
+    """z_y and n of one batch.
+
+    Only embeddings, z_y, n and their gradients travel between devices.
+
+    Parameters
+    ----------
+    store : ClassStore
+    labels : (B,) int64
+    draw : Draw
+    scale : float
+    normalize : bool
+    chunk : int or None
+
+    Inputs:
+        - **embeddings**: (B, D).
+        - **anchor**: (1,), an array with a gradient attached, so that there is a backward pass
+          even where the embeddings need none (a frozen network).
+
+    Outputs:
+        - **z_y**, **n**: (B,) each, on the embeddings' context.
+    """
+
+    def __init__(
+        self,
+        store: ClassStore,
+        labels: np.ndarray,
+        draw: Draw,
+        scale: float,
+        normalize: bool,
+        chunk: int | None,
+    ):
+        super().__init__()
+        self.store = store
+        self.labels = labels
+        self.draw = draw
+        self.scale = scale
+        self.normalize = normalize
+        self.chunk = chunk
+        self.was_recorded = autograd.is_recording()
+        self._backward_is_done = threading.Event()
+        self._gradients: list | None = None
+
+    def forward(self, embeddings, anchor):
+        """Compute z_y and n."""
+        rows = self.draw.rows
+        self.context = embeddings.context
+        self.embeddings = embeddings
+        self.inverse = inverse_norm(embeddings) if self.normalize else None
+        unit = nd.broadcast_mul(embeddings, self.inverse) if self.normalize else embeddings
+        scaled = self.scale * (unit if rows is None else take_rows(unit, rows))
+        self.shares = [
+            Share(
+                shard,
+                self.labels,
+                self.draw,
+                self.normalize,
+                unit.as_in_context(shard.device),
+                scaled.as_in_context(shard.device),
+                self.chunk,
+                self.was_recorded,
+            )
+            for shard in self.store.shards
+        ]
+        found = [share.negatives.forward() for share in self.shares if share.negatives]
+        found = [[value.as_in_context(self.context) for value in values] for values in found]
+        if found:
+            parts, totals, largests = zip(*found)
+            self.n = combine(list(parts))
+            self.total = nd.add_n(*totals)
+            self.largest = nd.max(nd.stack(*largests, axis=1), axis=1)
+        else:
+            count = len(self.labels) if rows is None else len(rows)
+            self.n = self.largest = nd.full((count,), NOTHING, ctx=self.context)
+            self.total = nd.zeros((count,), ctx=self.context)
+        z_y = self._gather_targets()
+        self.z_y = z_y
+        if rows is None:
+            return z_y, self.n
+        n = np.full(len(self.labels), NOTHING, np.float32)
+        is_drawn = np.zeros(len(self.labels), np.float32)
+        is_drawn[rows] = 1
+        n = nd.array(n * (1 - is_drawn), ctx=self.context)
+        return z_y, n + nd.scatter_nd(self.n, self._index(rows).reshape((1, -1)), shape=n.shape)
+
+    def _gather_targets(self) -> nd.NDArray:
+        z_y = nd.zeros((len(self.labels),), ctx=self.context)
+        for share in self.shares:
+            if len(share.samples):
+                cosine = share.target_cosine().as_in_context(self.context)
+                index = self._index(share.samples).reshape((1, -1))
+                z_y = z_y + nd.scatter_nd(cosine, index, shape=z_y.shape)
+        return z_y
+
+    def backward(self, to_z_y, to_n):
+        """Send the gradients back; those to the class weights wait to be taken."""
+        rows = self.draw.rows
+        if rows is not None:
+            to_n = nd.take(to_n, self._index(rows))
+        to_unit = nd.zeros_like(self.embeddings)
+        for share in self.shares:
+            device, to_target = share.shard.device, None
+            if len(share.samples):
+                to_target = nd.take(to_z_y, self._index(share.samples)).as_in_context(device)
+            to_scaled, to_samples = share.backward(
+                to_n.as_in_context(device), self.n.as_in_context(device), to_target
+            )
+            if to_scaled is not None:
+                to_scaled = self.scale * to_scaled.as_in_context(self.context)
+                if rows is None:
+                    to_unit += to_scaled
+                else:
+                    add_rows(to_unit, rows, to_scaled)
+            if to_samples is not None:
+                add_rows(to_unit, share.samples, to_samples.as_in_context(self.context))
+        self._gradients = [(share.rows, share.gradient) for share in self.shares]
+        self._backward_is_done.set()
+        if self.inverse is not None:
+            project(to_unit, self.embeddings, self.inverse)
+        return to_unit, nd.zeros((1,), ctx=self.context)
+
+    def take_gradients(self) -> list[tuple[np.ndarray | None, nd.NDArray]] | None:
+        """Return, once, each shard's rows (None for all) and the gradient to them.
+
+        None where there was no backward pass since.
+        """
+        if not self._backward_is_done.is_set():
+            nd.waitall()  # MXNet runs backward on a thread of its own
+        gradients, self._gradients = self._gradients, None
+        return gradients
+
+    def stats(self) -> dict[str, float]:
+        """Return what the batch looked like."""
+        rows = self.draw.rows
+        used = slice(None) if rows is None else rows
+        negatives = sum(share.columns for share in self.shares) - sum(
+            share.has_own[used].astype(int) for share in self.shares
+        )
+        count = int(np.sum(negatives))
+        return {
+            "positive_cosine": float(self.z_y.mean().asscalar()),
+            "negative_cosine": float(self.total.sum().asscalar()) / self.scale / max(count, 1),
+            "max_negative_cosine": float(self.largest.max().asscalar()) / self.scale,
+            "inter_floor": float(np.log1p(negatives).mean()),
+            "rows_touched": sum(share.num_classes_used for share in self.shares),
+        }
+
+    def _index(self, positions: np.ndarray) -> nd.NDArray:
+        return nd.array(positions, ctx=self.context, dtype="int32")

@@ -1,0 +1,245 @@
+"""Every preset against the naive float64 losses, loss and gradients."""
+
+import mxnet as mx
+import naive_losses
+import numpy as np
+import pytest
+from mxnet import autograd
+
+from dsoftmax import losses
+
+# preset -> name of the naive loss, and options for both
+CASES = {
+    "softmax": ("softmax", {}),
+    "nsoftmax": ("softmax", {}),
+    "sphereface": ("sphereface", {"m1": 4}),
+    "cosface": ("cosface", {"m3": 0.35}),
+    "arcface": ("arcface", {"m2": 0.5}),
+    "combined": ("combined", {"m1": 1, "m2": 0.3, "m3": 0.2}),
+    "adaface": ("adaface", {"m": 0.4}),
+    "dsoftmax": ("dsoftmax", {"d": 0.9}),
+    "dsoftmax_b": ("dsoftmax", {"d": 0.9, "sample_rate": 0.5}),
+    "dsoftmax_k": ("dsoftmax", {"d": 0.9, "sample_rate": 0.4}),
+    "dsoftmax_softmax": ("dsoftmax_softmax", {"d": 0.9}),
+    "dsoftmax_arcface": ("dsoftmax_arcface", {"d": 0.9, "m2": 0.5}),
+    "rand_softmax": ("softmax", {"sample_rate": 0.4}),
+    "rand_arcface": ("arcface", {"m2": 0.5, "sample_rate": 0.4}),
+    "hf_softmax": ("softmax", {"sample_rate": 0.4, "trees": 3}),
+}
+NOT_OF_THE_FORMULA = {
+    "annealing",
+    "sample_rate",
+    "correction",
+    "trees",
+    "rebuild_every",
+    "mean_over_rows",
+}
+
+
+def test_every_preset_has_a_case():
+    assert sorted(CASES) == sorted(losses.names())
+
+
+def run_head(head, x, labels):
+    """Return losses, gradient to the embeddings and to the class weights."""
+    embeddings = mx.nd.array(x)
+    embeddings.attach_grad()
+    before = head.class_weights()
+    trainer = head.trainer("sgd", {"learning_rate": 1.0})
+    with autograd.record():
+        loss = head(embeddings, labels)
+    loss.backward()
+    trainer.step(1)
+    return loss.asnumpy(), embeddings.grad.asnumpy(), before - head.class_weights()
+
+
+def run_naive(name, head, draw, x, weights, labels, options):
+    num_classes, batch = len(weights), len(labels)
+    offset = np.zeros(num_classes)
+    negatives = set(range(num_classes))
+    if draw.classes is not None:
+        negatives = set(draw.classes)
+        offset[draw.classes] = draw.correction
+        if draw.labels_are_negatives:
+            negatives |= set(labels)
+    rows = range(batch) if draw.rows is None else draw.rows
+    of_row = [
+        sorted(negatives - {label}) if row in rows else [] for row, label in enumerate(labels)
+    ]
+    options = {key: value for key, value in options.items() if key not in NOT_OF_THE_FORMULA}
+    per_row = []
+    if name == "sphereface":
+        criterion = head.criterion
+        options["lam"] = criterion.annealed(head.step) if criterion.annealing else 0.0
+    if name == "adaface":
+        norm = np.linalg.norm(x, axis=1).clip(0.001, 100)
+        mean, deviation = 20 + 0.01 * (norm.mean() - 20), 100 + 0.01 * (norm.std() - 100)
+        quality = (0.333 * (norm - mean) / (deviation + 0.001)).clip(-1, 1)
+        per_row = [{"q": q} for q in quality]
+    if head.mean_over_rows:
+        options["inter_weight"] = batch / len(draw.rows)
+    return naive_losses.compute(
+        name,
+        x,
+        weights,
+        labels,
+        of_row,
+        offset,
+        head.criterion.scale,
+        head.normalize,
+        per_row,
+        **options,
+    )
+
+
+def compare(preset, x, weights, labels, options=(), check_gradients=True, **shared):
+    name, defaults = CASES[preset]
+    options = {**defaults, **dict(options)}
+    x, weights = np.asarray(x, np.float32), np.asarray(weights, np.float32)
+    labels = np.asarray(labels)
+    criterion_only = {k: v for k, v in options.items() if k != "scale"}
+    head = losses.create(preset, *weights.shape, seed=3, **options, **shared)
+    head.load_class_weights(weights)
+    draw = head.sampler.draw(0, labels, mx.nd.array(x))
+    expected = run_naive(name, head, draw, x, weights, labels, criterion_only)
+    found = run_head(head, x, labels)
+    np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
+    if check_gradients:
+        for mine, naive in zip(found[1:], expected[1:]):
+            size = max(1.0, np.abs(naive).max())
+            np.testing.assert_allclose(mine / size, naive / size, atol=1e-4)
+    assert all(np.isfinite(part).all() for part in found)
+    return found
+
+
+@pytest.fixture
+def problem(rng):
+    def make(batch=6, num_classes=17, width=8):
+        x = 3 * rng.normal(size=(batch, width))
+        weights = 0.1 * rng.normal(size=(num_classes, width))
+        return x, weights, rng.integers(0, num_classes, batch)
+
+    return make
+
+
+@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize(
+    ("batch", "num_classes"), [(1, 2), (1, 40), (6, 17), (16, 5), (13, 100)], ids=str
+)
+def test_sizes(preset, problem, batch, num_classes):
+    compare(preset, *problem(batch, num_classes))
+
+
+@pytest.mark.parametrize("preset", sorted(set(CASES) - {"softmax"}))
+@pytest.mark.parametrize("scale", [1, 16, 32, 64])
+def test_scales(preset, problem, scale):
+    compare(preset, *problem(), {"scale": scale})
+
+
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [
+        *(("dsoftmax", {"d": d}) for d in (0.0, 0.5, 1.0, 1.2)),
+        *(("cosface", {"m3": m3}) for m3 in (0.0, 0.4)),
+        *(("arcface", {"m2": m2}) for m2 in (0.0, 0.3, 1.0)),
+        *(("sphereface", {"m1": m1}) for m1 in (1, 1.5, 2, 3)),
+        ("sphereface", {"m1": 4, "annealing": False}),
+        ("combined", {"m1": 1.2, "m2": 0.4, "m3": 0.1}),
+        ("combined", {"m1": 2, "m2": 0.0, "m3": 0.0}),
+        ("adaface", {"m": 0.2}),
+        ("dsoftmax_b", {"mean_over_rows": True, "sample_rate": 0.3}),
+        ("dsoftmax_b", {"sample_rate": 1}),
+        ("dsoftmax_k", {"sample_rate": 1}),
+        ("dsoftmax_k", {"correction": "logq"}),
+        ("rand_softmax", {"correction": "logq"}),
+        ("rand_arcface", {"correction": "logq", "sample_rate": 0.9}),
+        ("rand_softmax", {"sample_rate": 0.01}),
+    ],
+    ids=str,
+)
+def test_options(preset, options, problem):
+    compare(preset, *problem(), options)
+
+
+@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize("contexts", [2, 5])
+def test_fewer_classes_than_devices(preset, problem, contexts):
+    devices = [mx.cpu(i) for i in range(contexts)]
+    compare(preset, *problem(4, 3), ctx=devices)
+    compare(preset, *problem(4, 1), ctx=devices)
+
+
+@pytest.mark.parametrize("preset", CASES)
+def test_all_samples_of_one_class(preset, problem):
+    x, weights, labels = problem()
+    compare(preset, x, weights, np.full_like(labels, 3))
+    compare(preset, x, weights, np.full_like(labels, 3), ctx=[mx.cpu(0), mx.cpu(1), mx.cpu(2)])
+
+
+# At θ = 0 and π the gradient of these to an embedding has no limit: it depends on the direction.
+CUSPED = {"arcface", "rand_arcface", "combined", "adaface", "sphereface"}
+
+
+@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_exactly_on_and_opposite_to_the_class_weight(preset, problem, sign):
+    x, weights, labels = problem()
+    x = sign * 7 * weights[labels]
+    compare(preset, x, weights, labels, check_gradients=preset not in CUSPED)
+
+
+@pytest.mark.parametrize("preset", CASES)
+def test_zero_embedding_and_zero_weight(preset, problem):
+    x, weights, labels = problem()
+    x[2] = 0
+    weights[labels[0]] = 0
+    found = compare(preset, x, weights, labels)
+    if preset != "softmax":
+        assert (found[1][2] == 0).all()
+
+
+def test_true_and_detached_gradient_of_arcface(problem):
+    x, weights, labels = problem()
+    true = compare("arcface", x, weights, labels)
+    _, options = CASES["arcface"]
+    head = losses.create("arcface", *weights.shape, detach=True, **options)
+    head.load_class_weights(weights)
+    detached = run_head(head, x.astype(np.float32), labels)
+    np.testing.assert_allclose(detached[0], true[0], rtol=1e-6)
+    assert not np.allclose(detached[1], true[1], rtol=0.01)
+    # Detached is: the slope of a softmax with the margin's probabilities.
+    z = [naive_losses.cosines(row, weights, True) for row in x]
+    slopes = [64 * (1 - np.exp(-loss)) for loss in detached[0]]
+    expected = np.zeros_like(x)
+    for row, label in enumerate(labels):
+        share = np.exp(64 * (z[row] - z[row].max()))
+        share[label] = 0
+        share /= share.sum()
+        for k in range(len(weights)):
+            slope = -slopes[row] if k == label else slopes[row] * share[k]
+            expected[row] += slope * naive_losses.cosine_gradients(x[row], weights[k], True)[0]
+    np.testing.assert_allclose(detached[1], expected, atol=1e-3 * np.abs(expected).max())
+
+
+def test_the_naive_gradients_are_right(rng):
+    """Against differences in every coordinate of embeddings and weights."""
+    x, weights = rng.normal(size=(3, 4)), rng.normal(size=(5, 4))
+    labels, offset = [1, 1, 4], np.zeros(5)
+    negatives = [[k for k in range(5) if k != label] for label in labels]
+
+    def total(x, weights):
+        return naive_losses.compute("dsoftmax", x, weights, labels, negatives, offset, 8.0, d=0.7)[
+            0
+        ].sum()
+
+    _, to_x, to_weights = naive_losses.compute(
+        "dsoftmax", x, weights, labels, negatives, offset, 8.0, d=0.7
+    )
+    for array, gradient in ((x, to_x), (weights, to_weights)):
+        for place in np.ndindex(array.shape):
+            moved = [array.copy(), array.copy()]
+            moved[0][place] += 1e-5
+            moved[1][place] -= 1e-5
+            pairs = [(m, weights) if array is x else (x, m) for m in moved]
+            slope = (total(*pairs[0]) - total(*pairs[1])) / 2e-5
+            assert slope == pytest.approx(gradient[place], abs=1e-5)
