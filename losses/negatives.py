@@ -52,7 +52,7 @@ class NegativeLogSumExp(HybridBlock):
         logits = F.dot(self.scale * embedding, weight, transpose_b=True)
         columns = F.expand_dims(F.contrib.arange_like(weight, axis=0), axis=0)
         is_own = F.broadcast_equal(F.expand_dims(F.cast(own, "float32"), axis=1), columns)
-        logits = F.where(is_own, F.full_like(logits, NOTHING), logits)
+        logits = F.where(is_own, F.zeros_like(logits) + NOTHING, logits)
         # MXNet has no logsumexp, but log_softmax is x - logsumexp, so that their largest differ
         # by it.
         return F.max(logits, axis=1) - F.max(F.log_softmax(logits, axis=1), axis=1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import TYPE_CHECKING
 
 import mxnet as mx
@@ -94,7 +95,8 @@ class HeadTrainer:
                     ctx=shard.home,
                 )
                 self._updater(number, sparse, shard.weight)
-            else:  # a step counts on every shard, or they would drift apart
+            else:  # a step counts on every shard, or Adam's would drift apart
+                self._optimizer._set_current_context(shard.home.device_id)
                 self._optimizer._update_count(number)
 
     def save_states(self, path: str) -> None:
@@ -106,10 +108,15 @@ class HeadTrainer:
             f"state{place}": nd.array(np.concatenate([part[place].asnumpy() for part in parts]))
             for place in range(len(parts[0]))
         }
-        counts = self._optimizer._index_update_count
+        # MXNet counts the updates by device and array; ours are all the same.
+        counts = [
+            count
+            for of_device in self._optimizer._all_index_update_counts.values()
+            for count in of_device.values()
+        ]
         facts = {
             "optimizer": type(self._optimizer).__name__,
-            "num_update": max([self._optimizer.begin_num_update, *counts.values()]),
+            "num_update": max([self._optimizer.begin_num_update, *counts]),
             "learning_rate": self._optimizer.lr,
             "step": self._head.step,
             "criterion": self._head.criterion.state,
@@ -123,7 +130,7 @@ class HeadTrainer:
 
     def load_states(self, path: str) -> None:
         """Load what `save_states` saved, on any number of devices."""
-        content = nd.load(path)
+        content = nd.load(os.fspath(path))
         if not isinstance(content, dict) or "facts" not in content:
             raise ValueError(f"{path}: no state of a head's trainer")
         facts = json.loads(content.pop("facts").asnumpy().tobytes())
@@ -143,6 +150,7 @@ class HeadTrainer:
                 )
             for target, array in zip(state, arrays):
                 target[:] = array[shard.start : shard.stop]
+            self._optimizer._set_current_context(shard.home.device_id)
             self._optimizer._index_update_count[number] = facts["num_update"]
         self._optimizer.num_update = facts["num_update"]
         if self._optimizer.lr_scheduler is None:

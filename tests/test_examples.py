@@ -3,9 +3,13 @@
 import doctest
 import importlib
 
+import mxnet as mx
 import pytest
 
 MODULES = [
+    "dsoftmax.losses.criteria",
+    "dsoftmax.losses.negatives",
+    "dsoftmax.losses.presets",
     "dsoftmax.recognition.files",
     "dsoftmax.recognition.data.records",
     "dsoftmax.recognition.data.pipeline",
@@ -15,7 +19,9 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples_of(name, tmp_path, dataset, jpeg):
     folder, _ = dataset(size=(112, 112))
-    names = {"tmp": str(tmp_path), "folder": str(folder), "jpeg": jpeg()}
+    names = {"tmp": str(tmp_path), "folder": str(folder), "jpeg": jpeg(), "mx": mx}
+    names.update({name: mx.nd.random.uniform(shape=(4,)) for name in ("z_y", "n", "quality")})
+    names.update(embedding=mx.nd.ones((4, 3)), weight=mx.nd.ones((5, 3)), own=mx.nd.arange(4))
     module = importlib.import_module(name)
     results = doctest.testmod(module, extraglobs=names, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert results.attempted > 0

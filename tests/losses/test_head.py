@@ -1,0 +1,351 @@
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon, nd
+
+from dsoftmax import losses
+
+
+@pytest.fixture
+def head():
+    made = losses.create("dsoftmax", 20, 6, seed=1)
+    made.initialize(mx.init.Normal(0.1))
+    return made
+
+
+@pytest.fixture
+def batch(rng):
+    return nd.array(rng.normal(size=(5, 6))), nd.array([1, 2, 3, 3, 19], dtype="int32")
+
+
+def backward(head, x, labels, sample_weight=None):
+    with autograd.record():
+        loss = head(x, labels, sample_weight)
+    loss.backward()
+    return loss
+
+
+def test_the_contract_as_it_is_written():
+    head = losses.create(
+        "dsoftmax_k",
+        num_classes=757,
+        embedding_size=16,
+        ctx=[mx.cpu(0), mx.cpu(1)],
+        scale=32,
+        d=0.9,
+        sample_rate=1 / 64,
+        seed=1,
+    )
+    head.initialize(mx.init.Normal(0.01))
+    trainer = head.trainer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4})
+    embeddings, labels = nd.random.normal(shape=(8, 16)), nd.arange(8, dtype="int32")
+    with autograd.record():
+        loss = head(embeddings, labels)
+    loss.backward()
+    trainer.step(8)
+    assert loss.shape == (8,)
+    assert loss.context == embeddings.context
+    assert head.class_weights().shape == (757, 16)
+    assert {"intra", "inter", "positive_cosine", "negative_cosine", "max_negative_cosine"} < set(
+        head.stats
+    )
+    assert head.stats["rows_touched"] == 12 + 8
+    assert len(losses.names()) == 15
+
+
+@pytest.mark.parametrize("kind", [np.array, list, lambda y: nd.array(y, dtype="int64")])
+def test_labels_of_any_integer_kind(head, batch, kind):
+    expected = head(*batch).asnumpy()
+    np.testing.assert_array_equal(head(batch[0], kind([1, 2, 3, 3, 19])).asnumpy(), expected)
+
+
+def test_loss_is_on_the_embeddings_context(batch):
+    head = losses.create("dsoftmax", 20, 6, ctx=[mx.cpu(1), mx.cpu(2)])
+    head.initialize()
+    x = batch[0].as_in_context(mx.cpu(3))
+    x.attach_grad()
+    loss = backward(head, x, batch[1])
+    head.trainer().step(5)
+    assert loss.context == mx.cpu(3)
+    assert x.grad.context == mx.cpu(3)
+
+
+def test_sample_weight_scales_loss_and_gradients(head, batch):
+    x, labels = batch
+    x.attach_grad()
+    weight = nd.array([0, 1, 2, 0, 0.5])
+    plain = backward(head, x, labels).asnumpy()
+    gradient = x.grad.asnumpy()
+    weighted = backward(head, x, labels, weight).asnumpy()
+    np.testing.assert_allclose(weighted, plain * weight.asnumpy(), rtol=1e-5)
+    expected = gradient * weight.asnumpy()[:, None]
+    np.testing.assert_allclose(x.grad.asnumpy(), expected, rtol=1e-4, atol=1e-6)
+    # A class none of whose samples counts is a negative alone.
+    before = head.class_weights()
+    backward(head, x, labels, nd.zeros((5,)))
+    head.trainer("sgd", {"learning_rate": 1}).step(1)
+    np.testing.assert_array_equal(head.class_weights(), before)
+
+
+def test_gradients_of_any_function_of_the_loss(head, batch):
+    """Not only loss.backward(): the mean, or a head gradient."""
+    x, labels = batch
+    x.attach_grad()
+    backward(head, x, labels)
+    full = x.grad.asnumpy()
+    with autograd.record():
+        mean = head(x, labels).mean()
+    mean.backward()
+    np.testing.assert_allclose(x.grad.asnumpy(), full / 5, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("preset", losses.names())
+def test_ten_steps_lower_the_loss(preset, rng):
+    options = {"sample_rate": 0.5} if losses.presets.PRESETS[preset].negatives != "all" else {}
+    head = losses.create(preset, 20, 8, seed=1, **options)
+    head.initialize(mx.init.Normal(0.1))
+    trainer = head.trainer("sgd", {"learning_rate": 0.05, "momentum": 0.9})
+    x = nd.array(rng.normal(size=(16, 8)))
+    labels = rng.integers(0, 20, 16)
+    values = []
+    for _ in range(20):
+        head.step = 0  # the same negatives each time, so that losses can be compared
+        values.append(backward(head, x, labels).mean().asscalar())
+        trainer.step(16)
+    assert values[-1] < 0.9 * values[0]
+
+
+def test_stats_against_a_plain_loop(rng):
+    weights, x = rng.normal(size=(20, 6)), rng.normal(size=(5, 6))
+    labels = np.array([1, 2, 3, 3, 19])
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    cosines = unit @ (weights / np.linalg.norm(weights, axis=1, keepdims=True)).T
+    for preset, options in (
+        ("dsoftmax", {}),
+        ("dsoftmax", {"chunk": 3}),
+        ("dsoftmax_b", {"sample_rate": 0.4}),
+        ("dsoftmax_k", {"sample_rate": 0.3, "ctx": [mx.cpu(0), mx.cpu(1)]}),
+        ("rand_softmax", {"sample_rate": 0.4, "correction": "logq"}),
+    ):
+        head = losses.create(preset, 20, 6, seed=1, **options)
+        head.load_class_weights(weights)
+        draw = head.sampler.draw(0, labels)
+        loss = head(nd.array(x), labels)
+        negatives = []
+        for row in range(5) if draw.rows is None else draw.rows:
+            classes = set(range(20)) if draw.classes is None else set(draw.classes)
+            if draw.labels_are_negatives:
+                classes |= set(labels)
+            negatives.append([cosines[row, k] for k in classes - {labels[row]}])
+        stats = head.stats
+        every = np.concatenate(negatives)
+        assert stats["positive_cosine"] == pytest.approx(
+            np.mean([cosines[row, label] for row, label in enumerate(labels)]), abs=1e-5
+        )
+        assert stats["negative_cosine"] == pytest.approx(every.mean(), abs=1e-5)
+        assert stats["max_negative_cosine"] == pytest.approx(every.max(), abs=1e-5)
+        floor = np.mean([np.log1p(len(some)) for some in negatives])
+        assert stats["inter_floor"] == pytest.approx(floor, abs=1e-5)
+        total = stats["intra"] + stats["inter"]
+        assert total == pytest.approx(loss.mean().asscalar(), rel=1e-5)
+
+
+def test_repr_tells_its_story():
+    head = losses.create("dsoftmax_k", 757, 16, ctx=[mx.cpu(1)], store="host", chunk=5)
+    assert repr(head) == (
+        "Head(16 -> 757: DSoftmax(scale=32, d=0.9) against 12 of 757 classes at random, none of "
+        "the batch's labels, 5 classes at a time; on cpu(1) from cpu(0))"
+    )
+
+
+class TestErrors:
+    """Each its own sentence, and no weight has changed."""
+
+    @pytest.fixture(autouse=True)
+    def weights_stay(self, head):
+        before = head.class_weights()
+        yield
+        np.testing.assert_array_equal(head.class_weights(), before)
+
+    @pytest.mark.parametrize("label", [-1, 20, 10**6])
+    def test_label_out_of_range(self, head, batch, label):
+        with pytest.raises(ValueError, match=f"sample 4 is {label}, but there are 20 classes"):
+            head(batch[0], np.array([1, 2, 3, 3, label]))
+
+    @pytest.mark.parametrize("kind", ["float32", "float16", "float64"])
+    def test_float_labels(self, head, batch, kind):
+        with pytest.raises(TypeError, match=f"labels must be integers, not {kind}"):
+            head(batch[0], batch[1].astype(kind))
+
+    @pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+    def test_embeddings_that_are_not_finite(self, head, batch, bad):
+        batch[0][2, 3] = bad
+        with pytest.raises(ValueError, match=r"1 of 5 embeddings hold NaN .*sample 2"):
+            head(*batch)
+
+    def test_wrong_width_and_batch(self, head, batch):
+        with pytest.raises(ValueError, match=r"shape \(5, 6\).*not \(5, 7\)"):
+            head(nd.ones((5, 7)), batch[1])
+        with pytest.raises(ValueError, match=r"shape \(4, 6\).*not \(5, 6\)"):
+            head(batch[0], batch[1][:4])
+        with pytest.raises(ValueError, match=r"shape \(B,\)"):
+            head(batch[0], np.zeros((5, 1), int))
+
+    def test_half_precision(self, head, batch):
+        with pytest.raises(TypeError, match="must be float32, not float16"):
+            head(batch[0].astype("float16"), batch[1])
+
+    def test_uninitialized(self, batch):
+        with pytest.raises(RuntimeError, match="call initialize or load_class_weights"):
+            losses.create("dsoftmax", 20, 6)(*batch)
+
+    def test_initialized_twice(self, head):
+        with pytest.raises(ValueError, match="initialized already"):
+            head.initialize()
+
+    @pytest.mark.parametrize(
+        ("options", "error", "message"),
+        [
+            ({"name": "dsoftmx"}, ValueError, "no loss 'dsoftmx', did you mean .*dsoftmax"),
+            ({"d": 1, "m2": 1}, TypeError, "no option m2; legal are d, normalize, scale and ctx"),
+            ({"sample_rate": 0}, ValueError, r"sample_rate must lie in \(0, 1\], not 0"),
+            ({"sample_rate": 1.5}, ValueError, r"sample_rate must lie in \(0, 1\], not 1.5"),
+            ({"negatives": "some"}, ValueError, "negatives must be one of all, classes, rows"),
+            ({"num_classes": 0}, ValueError, "num_classes must be a whole number, 1 or more"),
+            ({"chunk": 0}, ValueError, "chunk must be a whole number"),
+            ({"store": "disk"}, ValueError, "store must be one of device, host"),
+            ({"store": "host"}, ValueError, "choose a loss with sampled classes"),
+            ({"sample_rate": 0.5, "correction": "x"}, ValueError, "None or 'logq', not 'x'"),
+            ({"num_classes": 1 << 30, "embedding_size": 512}, ValueError, "more contexts"),
+        ],
+    )
+    def test_bad_options(self, options, error, message):
+        options = {"name": "dsoftmax", "num_classes": 20, "embedding_size": 6, **options}
+        with pytest.raises(error, match=message):
+            losses.create(**options)
+
+
+class TestTrainer:
+    def test_is_mxnets_own_sgd(self, rng):
+        """Plain softmax against Gluon's Dense, SoftmaxCELoss and Trainer."""
+        weights = rng.normal(size=(7, 4)).astype(np.float32)
+        head = losses.create("softmax", 7, 4)
+        head.load_class_weights(weights)
+        parameters = {"learning_rate": 0.3, "momentum": 0.9, "wd": 0.01}
+        trainer = head.trainer("sgd", dict(parameters))
+        dense = gluon.nn.Dense(7, use_bias=False, in_units=4)
+        dense.initialize()
+        dense.weight.set_data(nd.array(weights))
+        their_trainer = gluon.Trainer(dense.collect_params(), "sgd", dict(parameters))
+        criterion = gluon.loss.SoftmaxCELoss()
+        for step in range(6):
+            x, labels = nd.array(rng.normal(size=(5, 4))), nd.array(rng.integers(0, 7, 5))
+            loss = backward(head, x, labels.astype("int32"))
+            with autograd.record():
+                expected = criterion(dense(x), labels)
+            expected.backward()
+            np.testing.assert_allclose(loss.asnumpy(), expected.asnumpy(), atol=1e-5)
+            if step == 3:
+                trainer.set_learning_rate(0.05)
+                their_trainer.set_learning_rate(0.05)
+            trainer.step(5)
+            their_trainer.step(5)
+        np.testing.assert_allclose(
+            head.class_weights(), dense.weight.data().asnumpy(), rtol=1e-4, atol=1e-5
+        )
+        assert trainer.learning_rate == 0.05
+
+    def test_lazy_momentum_waits_for_its_row(self):
+        """Two steps with a row, two without it, one with it: as if those two had not been."""
+
+        def run(rows_of_steps):
+            head = losses.create("softmax", 6, 2, sample_rate=0.01, seed=1)
+            head.load_class_weights(np.arange(12).reshape(6, 2) / 10 + 0.1)
+            trainer = head.trainer("sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
+            for labels in rows_of_steps:
+                backward(head, nd.array([[1.0, 2], [2, 1]]), np.array(labels))
+                trainer.step(2)
+            return head.class_weights()
+
+        with_pause = run([(0, 1), (0, 1), (2, 3), (4, 5), (0, 1)])
+        without = run([(0, 1), (0, 1), (0, 1)])
+        np.testing.assert_allclose(with_pause[:2], without[:2], rtol=1e-6)
+
+    @pytest.mark.parametrize(
+        ("preset", "optimizer"),
+        [("dsoftmax", "sgd"), ("dsoftmax_k", "sgd"), ("dsoftmax_k", "adam"), ("adaface", "sgd")],
+    )
+    def test_states_go_on_on_another_number_of_devices(self, tmp_path, rng, preset, optimizer):
+        batches = [(nd.array(rng.normal(size=(6, 4))), rng.integers(0, 30, 6)) for _ in range(6)]
+
+        def make(devices):
+            options = {"sample_rate": 0.3} if preset == "dsoftmax_k" else {}
+            contexts = [mx.cpu(i) for i in range(devices)]
+            head = losses.create(preset, 30, 4, ctx=contexts, seed=2, **options)
+            head.initialize(mx.init.Normal(0.1))
+            more = {"momentum": 0.9} if optimizer == "sgd" else {}
+            return head, head.trainer(optimizer, {"learning_rate": 0.1, **more})
+
+        def go_on(head, trainer, some):
+            for x, labels in some:
+                backward(head, x, labels)
+                trainer.step(6)
+
+        head, trainer = make(2)
+        go_on(head, trainer, batches)
+        first, first_trainer = make(3)
+        go_on(first, first_trainer, batches[:3])
+        first_trainer.set_learning_rate(0.1)
+        first_trainer.save_states(tmp_path / "states")
+        second, second_trainer = make(5)
+        second.load_class_weights(first.class_weights())
+        second_trainer.load_states(tmp_path / "states")
+        assert second.step == 3
+        go_on(second, second_trainer, batches[3:])
+        expected = head.class_weights()
+        size = np.abs(expected).max()
+        np.testing.assert_allclose(second.class_weights() / size, expected / size, atol=1e-5)
+        assert [file.name for file in tmp_path.iterdir()] == ["states"]
+
+    def test_states_that_do_not_fit(self, head, tmp_path):
+        momentum = head.trainer("sgd", {"momentum": 0.9})
+        momentum.save_states(tmp_path / "states")
+        with pytest.raises(ValueError, match="SGD's, not Adam's"):
+            head.trainer("adam").load_states(tmp_path / "states")
+        with pytest.raises(ValueError, match="not that of 20 classes"):
+            head.trainer("sgd").load_states(tmp_path / "states")
+        nd.save(str(tmp_path / "other"), [nd.ones((1,))])
+        with pytest.raises(ValueError, match="no state of a head's trainer"):
+            momentum.load_states(tmp_path / "other")
+
+    def test_a_step_needs_a_new_gradient(self, head, batch):
+        trainer = head.trainer("sgd")
+        with pytest.raises(RuntimeError, match="call the head under autograd"):
+            trainer.step(5)
+        head(*batch)
+        with pytest.raises(RuntimeError, match="call the head under autograd"):
+            trainer.step(5)
+        with autograd.record():
+            loss = head(*batch)
+        with pytest.raises(RuntimeError, match="call backward"):
+            trainer.step(5)
+        loss.backward()
+        trainer.step(5)
+        with pytest.raises(RuntimeError, match="no new gradient since the last step"):
+            trainer.step(5)
+        trainer.step(5, ignore_stale_grad=True)
+
+    def test_optimizers_without_lazy_updates(self):
+        head = losses.create("dsoftmax_k", 100, 4)
+        with pytest.raises(ValueError, match="legal are adagrad, adam, ftrl, sgd"):
+            head.trainer("nag", {"momentum": 0.9})
+        losses.create("dsoftmax", 100, 4).trainer("nag", {"momentum": 0.9})
+
+    def test_an_optimizer_of_ones_own(self, head, batch):
+        trainer = head.trainer(mx.optimizer.SGD(learning_rate=0.5))
+        before = head.class_weights()
+        backward(head, *batch)
+        trainer.step(5)
+        assert (head.class_weights() != before).any()
+        with pytest.raises(ValueError, match="must be empty"):
+            head.trainer(mx.optimizer.SGD(), {"wd": 1})
