@@ -8,6 +8,7 @@ from mxnet import autograd, nd
 from mxnet.gluon import Block
 
 from dsoftmax.losses.criteria import Batch, Criterion
+from dsoftmax.losses.negatives import Workspace
 from dsoftmax.losses.samplers import AllClasses
 from dsoftmax.losses.similarities import Similarities
 from dsoftmax.losses.stores import ClassStore
@@ -117,7 +118,13 @@ class Head(Block):
         norm = self._check_embeddings(embeddings, labels)
         draw = self.sampler.draw(self.step, labels, embeddings)
         similarities = Similarities(
-            self.store, labels, draw, self.criterion.scale, self.normalize, self.chunk
+            self.store,
+            labels,
+            draw,
+            self.criterion.scale,
+            self.normalize,
+            self.chunk,
+            self._free_workspaces(),
         )
         z_y, n = similarities(embeddings, self._anchor_on(embeddings.context))
         inter_weight = None
@@ -131,6 +138,12 @@ class Head(Block):
         if autograd.is_recording():
             self.step += 1
         return loss
+
+    def _free_workspaces(self) -> list[Workspace]:
+        """Return memory no batch needs any more: usually that of the last one."""
+        if self._last is not None and self._last.is_finished:
+            return self._last.workspaces
+        return [Workspace(shard.device) for shard in self.store.shards]
 
     def _anchor_on(self, context: mx.Context) -> nd.NDArray:
         if context not in self._anchors:

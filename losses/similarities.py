@@ -10,6 +10,7 @@ from mxnet import autograd, nd
 from dsoftmax.losses.negatives import (
     NOTHING,
     ShardedLogSumExp,
+    Workspace,
     combine,
     inverse_norm,
     project,
@@ -32,8 +33,8 @@ class Share:
     scaled : (rows, D)
         Those of the rows that have an inter part, times the scale.
     chunk : int or None
-    keep : bool
-        Whether a backward pass may come.
+    workspace : Workspace
+        On the shard's device.
     """
 
     def __init__(
@@ -45,72 +46,73 @@ class Share:
         unit: nd.NDArray,
         scaled: nd.NDArray,
         chunk: int | None,
-        keep: bool,
+        workspace: Workspace,
     ):
         self.shard = shard
+        self.normalize = normalize
+        self.unit = unit
+        self.workspace = workspace
         self.samples = np.flatnonzero(shard.owned(labels))
         own_labels = labels[self.samples] - shard.start
         self.labels, self.label_of_sample = np.unique(own_labels, return_inverse=True)
-        if draw.classes is None:
-            self.rows = None  # all of them
-            weight = shard.weight
-            self.label_rows = self.labels
-            self.columns = len(shard)
-            self.num_classes_used = len(shard)
-        else:
-            others = draw.classes[shard.owned(draw.classes)] - shard.start
-            # Labels come last: their rows are one slice, whether they are negatives or not.
-            self.rows = np.concatenate([others, self.labels])
-            weight = shard.gather(self.rows) if len(self.rows) else shard.weight[0:0]
-            self.label_rows = len(others) + np.arange(len(self.labels))
-            self.columns = len(self.rows) if draw.labels_are_negatives else len(others)
-            self.num_classes_used = len(self.rows)
-        self.weight = weight
-        self.inverse = inverse_norm(weight) if normalize and self.num_classes_used else None
-        self.unit = unit
+        self._choose_rows(draw)
         self.has_own = np.zeros(len(labels), bool)
         self.negatives = None
         if self.columns:
-            self.negatives = self._negatives_of(draw, labels, scaled, chunk, keep)
+            own = np.full(len(labels), -1, np.int64)
+            if draw.labels_are_negatives:
+                own[self.samples] = self.label_rows[self.label_of_sample]
+                self.has_own[self.samples] = True
+            self.negatives = ShardedLogSumExp(
+                scaled,
+                self.weight[: self.columns],
+                normalize,
+                own if draw.rows is None else own[draw.rows],
+                self._offset(draw.correction),
+                chunk,
+                workspace,
+            )
 
-    def _negatives_of(self, draw, labels, scaled, chunk, keep) -> ShardedLogSumExp:
-        own = np.full(len(labels), -1, np.int64)
-        if draw.labels_are_negatives:
-            own[self.samples] = self.label_rows[self.label_of_sample]
-            self.has_own[self.samples] = True
-        if draw.rows is not None:
-            own = own[draw.rows]
-        offset = None
-        if draw.correction:
-            offset = np.zeros((1, self.columns), np.float32)
-            offset[:, : len(self.rows) - len(self.labels)] = draw.correction
-            offset = nd.array(offset, ctx=self.shard.device)
-        return ShardedLogSumExp(
-            scaled,
-            self.weight[: self.columns],
-            None if self.inverse is None else self.inverse[: self.columns],
-            own,
-            offset,
-            chunk,
-            keep,
-        )
+    def _choose_rows(self, draw: Draw) -> None:
+        """Set what is used of the shard: `rows` (None for all), their `weight`, `columns` of n."""
+        if draw.classes is None:
+            self.rows = None
+            self.weight = self.shard.weight
+            self.label_rows = self.labels
+            self.rows_touched = self.columns = len(self.shard)
+            return
+        others = draw.classes[self.shard.owned(draw.classes)] - self.shard.start
+        # Labels come last: their rows are one slice, whether they are negatives or not.
+        self.rows = np.concatenate([others, self.labels])
+        self.rows_touched = len(self.rows)
+        self.label_rows = len(others) + np.arange(len(self.labels))
+        self.columns = self.rows_touched if draw.labels_are_negatives else len(others)
+        if self.rows_touched:
+            self.weight = self.workspace.get("rows", self.rows_touched, self.unit.shape[1])
+            self.shard.gather(self.rows, self.weight)
+
+    def _offset(self, correction: float) -> nd.NDArray | None:
+        if not correction:
+            return None
+        offset = np.zeros((1, self.columns), np.float32)
+        offset[:, : len(self.rows) - len(self.labels)] = correction
+        return nd.array(offset, ctx=self.shard.device)
 
     def target_cosine(self) -> nd.NDArray:
         """Return the cosines of this share's samples with their classes, (samples,)."""
-        rows = self.label_rows[self.label_of_sample]
         self._own_unit = take_rows(self.unit, self.samples)
-        self._own_weight = take_rows(self.weight, rows)
-        ones = nd.ones((self.weight.shape[1], 1), ctx=self.shard.device)
+        self._own_weight = take_rows(self.weight, self.label_rows[self.label_of_sample])
+        ones = nd.ones((self.unit.shape[1], 1), ctx=self.shard.device)
         cosine = nd.dot(self._own_unit * self._own_weight, ones)
-        if self.inverse is not None:
-            self._own_inverse = take_rows(self.inverse, rows)
+        if self.normalize:
+            self._own_inverse = inverse_norm(self._own_weight)
             cosine = cosine * self._own_inverse
         return cosine.reshape(-1)
 
     def backward(
         self, to_n: nd.NDArray, n: nd.NDArray, to_target: nd.NDArray | None
     ) -> tuple[nd.NDArray | None, nd.NDArray | None]:
-        """Send the gradients to n and to the targets back; those to the weights are kept.
+        """Send the gradients to n and to the targets back; that to the weights is `gradient`.
 
         Returns
         -------
@@ -118,20 +120,21 @@ class Share:
         to_unit : (samples, D) or None
             Of this share's samples.
         """
-        self.gradient = nd.empty(self.weight.shape, ctx=self.shard.device)
-        if self.columns < self.num_classes_used:
-            self.gradient[self.columns :] = 0
-        to_scaled = to_unit = None
+        to_scaled = to_unit = self.gradient = None
+        if self.rows_touched:
+            width = self.unit.shape[1]
+            self.gradient = self.workspace.get("gradient", self.rows_touched, width)
         if self.negatives:
             to_scaled = self.negatives.backward(to_n, n, self.gradient[: self.columns])
         if to_target is not None:
             to_target = to_target.expand_dims(1)
             to_weight = to_target * self._own_unit
-            if self.inverse is None:
-                to_unit = to_target * self._own_weight
-            else:
-                to_unit = to_target * self._own_inverse * self._own_weight
+            if self.normalize:
+                to_target = to_target * self._own_inverse
                 project(to_weight, self._own_weight, self._own_inverse)
+            to_unit = to_target * self._own_weight
+            if self.columns < self.rows_touched:  # the labels are no negatives
+                self.gradient[self.columns :] = 0
             # Samples of one class are added up by a product with 0s and 1s.
             belongs = np.arange(len(self.labels))[:, None] == self.label_of_sample
             belongs = nd.array(belongs, ctx=self.shard.device, dtype="float32")
@@ -152,6 +155,8 @@ class Similarities(autograd.Function):
     scale : float
     normalize : bool
     chunk : int or None
+    workspaces : list of Workspace
+        One a shard. They must not be used otherwise until this batch `is_finished`.
 
     Inputs:
         - **embeddings**: (B, D).
@@ -170,8 +175,10 @@ class Similarities(autograd.Function):
         scale: float,
         normalize: bool,
         chunk: int | None,
+        workspaces: list[Workspace],
     ):
         super().__init__()
+        self.workspaces = workspaces
         self.store = store
         self.labels = labels
         self.draw = draw
@@ -181,6 +188,7 @@ class Similarities(autograd.Function):
         self.was_recorded = autograd.is_recording()
         self._backward_is_done = threading.Event()
         self._gradients: list | None = None
+        self.is_finished = not self.was_recorded
 
     def forward(self, embeddings, anchor):
         """Compute z_y and n."""
@@ -199,9 +207,9 @@ class Similarities(autograd.Function):
                 unit.as_in_context(shard.device),
                 scaled.as_in_context(shard.device),
                 self.chunk,
-                self.was_recorded,
+                workspace,
             )
-            for shard in self.store.shards
+            for shard, workspace in zip(self.store.shards, self.workspaces)
         ]
         found = [share.negatives.forward() for share in self.shares if share.negatives]
         found = [[value.as_in_context(self.context) for value in values] for values in found]
@@ -235,6 +243,8 @@ class Similarities(autograd.Function):
 
     def backward(self, to_z_y, to_n):
         """Send the gradients back; those to the class weights wait to be taken."""
+        if self.is_finished:
+            raise RuntimeError("a second backward pass through a head is not possible")
         rows = self.draw.rows
         if rows is not None:
             to_n = nd.take(to_n, self._index(rows))
@@ -268,6 +278,7 @@ class Similarities(autograd.Function):
         if not self._backward_is_done.is_set():
             nd.waitall()  # MXNet runs backward on a thread of its own
         gradients, self._gradients = self._gradients, None
+        self.is_finished |= gradients is not None
         return gradients
 
     def stats(self) -> dict[str, float]:
@@ -283,7 +294,7 @@ class Similarities(autograd.Function):
             "negative_cosine": float(self.total.sum().asscalar()) / self.scale / max(count, 1),
             "max_negative_cosine": float(self.largest.max().asscalar()) / self.scale,
             "inter_floor": float(np.log1p(negatives).mean()),
-            "rows_touched": sum(share.num_classes_used for share in self.shares),
+            "rows_touched": sum(share.rows_touched for share in self.shares),
         }
 
     def _index(self, positions: np.ndarray) -> nd.NDArray:

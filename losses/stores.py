@@ -46,15 +46,19 @@ class Shard:
         """Say which of the classes lie in this range, (n,) bool."""
         return (classes >= self.start) & (classes < self.stop)
 
-    def gather(self, rows: np.ndarray) -> nd.NDArray:
-        """Copy rows of the range to the device, (n, D)."""
-        return take_rows(self.weight, rows).as_in_context(self.device)
+    def gather(self, rows: np.ndarray, out: nd.NDArray) -> None:
+        """Copy rows of the range to `out`, (n, D) on the device."""
+        if self.home == self.device:
+            take_rows(self.weight, rows, out)
+        else:
+            take_rows(self.weight, rows).copyto(out)
 
 
-def take_rows(matrix: nd.NDArray, rows: np.ndarray) -> nd.NDArray:
+def take_rows(matrix: nd.NDArray, rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:
     """Return rows of a matrix, (n, D): by Embedding, several times as fast as `take`."""
     index = nd.array(rows, ctx=matrix.context, dtype="int32")
-    return nd.Embedding(index, matrix, input_dim=matrix.shape[0], output_dim=matrix.shape[1])
+    count, width = matrix.shape
+    return nd.Embedding(index, matrix, input_dim=count, output_dim=width, out=out)
 
 
 def add_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:

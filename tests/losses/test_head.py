@@ -99,6 +99,50 @@ def test_gradients_of_any_function_of_the_loss(head, batch):
     np.testing.assert_allclose(x.grad.asnumpy(), full / 5, rtol=1e-4, atol=1e-6)
 
 
+@pytest.mark.parametrize("preset", ["dsoftmax", "dsoftmax_k"])
+def test_two_batches_before_one_backward(preset, rng):
+    """Steps use memory again, but not while a batch still needs it."""
+    first, second = (nd.array(rng.normal(size=(5, 6))) for _ in range(2))
+    labels = np.arange(5)
+
+    def gradients(together):
+        head = losses.create(preset, 20, 6, seed=1)
+        head.initialize(mx.init.Normal(0.1))
+        for x in (first, second):
+            x.attach_grad()
+        if together:
+            with autograd.record():
+                total = head(first, labels) + head(second, labels)
+            total.backward()
+        else:
+            for x in (first, second):
+                backward(head, x, labels)
+                head.take_gradients()
+        return first.grad.asnumpy(), second.grad.asnumpy()
+
+    for one, other in zip(gradients(True), gradients(False)):
+        np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+
+
+def test_memory_is_used_again(head, batch):
+    backward(head, *batch)
+    head.take_gradients()
+    workspaces = head._last.workspaces
+    head(*batch)  # an evaluation in between
+    backward(head, *batch)
+    assert head._last.workspaces is workspaces
+
+
+def test_a_second_backward_is_refused(head, batch):
+    with autograd.record():
+        loss = head(*batch)
+    loss.backward(retain_graph=True)
+    head.take_gradients()
+    with pytest.raises(mx.MXNetError):
+        loss.backward()
+        nd.waitall()
+
+
 @pytest.mark.parametrize("preset", losses.names())
 def test_ten_steps_lower_the_loss(preset, rng):
     options = {"sample_rate": 0.5} if losses.presets.PRESETS[preset].negatives != "all" else {}
