@@ -99,8 +99,8 @@ class ForestClasses(RandomClasses):
     def _nearest(self, embeddings: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
         """Return up to `count` classes, each sample's nearest first, none of them a label."""
         started = time.perf_counter()
-        # Each sample asks for its share and for the labels it may meet among them.
-        each = min(self.num_classes, -(-count // len(embeddings)) + len(labels))
+        # Each sample asks for its share, and one more for its own class.
+        each = -(-count // len(embeddings)) + 1
         by_rank: dict[int, int] = {}
         for row in embeddings:
             for rank, number in enumerate(self._forest.get_nns_by_vector(row, each)):
