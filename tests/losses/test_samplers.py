@@ -116,6 +116,7 @@ class TestForest:
     def make(self, weights, rate=0.1, exclude=False, **options):
         return ForestClasses(len(weights), rate, exclude, lambda: weights, seed=1, **options)
 
+    @pytest.mark.forest
     def test_finds_what_is_near(self, rng):
         weights = rng.normal(size=(400, 8)).astype(np.float32)
         x = rng.normal(size=(4, 8)).astype(np.float32)
@@ -125,6 +126,7 @@ class TestForest:
         nearest = {int(k) for row in cosines for k in np.argsort(-row)[:5] if k > 3}
         assert len(nearest & set(draw.classes)) >= 0.8 * len(nearest)
 
+    @pytest.mark.forest
     def test_is_filled_to_the_rate_and_never_a_label(self, rng):
         weights = rng.normal(size=(100, 4)).astype(np.float32)
         labels = np.array([5, 6, 5])
@@ -135,6 +137,7 @@ class TestForest:
             assert not set(draw.classes) & set(labels)
             assert (np.diff(draw.classes) > 0).all()
 
+    @pytest.mark.forest
     def test_is_rebuilt_every_so_many_steps(self, rng):
         calls = []
         weights = rng.normal(size=(50, 4)).astype(np.float32)
@@ -148,6 +151,7 @@ class TestForest:
         assert forest.stats["forest_rebuild_seconds"] > 0
         assert forest.stats["forest_query_seconds"] > 0
 
+    @pytest.mark.forest
     def test_other_criteria_take_it_too(self, rng):
         head = losses.create("dsoftmax", 60, 4, negatives="forest", sample_rate=0.2, trees=2)
         head.initialize()
