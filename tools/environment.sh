@@ -50,7 +50,7 @@ make_environment() {
     extras=$(mxnet_extra),test
     VENV_PYTHON=$venv/bin/python
     # What is installed is a function of these; the finished environment carries their sum.
-    stamp=$({ echo "$REPOSITORY $extras"; cat "$REPOSITORY/setup.py"; } | cksum)
+    stamp=$({ echo "$REPOSITORY $extras"; cat "$REPOSITORY"/{setup.py,tools/environment.sh}; } | cksum)
     if [ "$(cat "$venv/dsoftmax-stamp" 2>/dev/null)" = "$stamp" ] && "$VENV_PYTHON" -c ''; then
         return
     fi
