@@ -23,6 +23,7 @@ class Batch(NamedTuple):
     step: int  # steps before this one
     norm: mx.nd.NDArray  # (B,) lengths of the embeddings
     inter_weight: float | None = None  # what the inter part is to be multiplied by, if anything
+    is_training: bool = True
 
 
 def softplus(F, x):
@@ -63,7 +64,7 @@ class Criterion(Loss):
         self.state: dict[str, float] = {}  # what must be saved to go on, if anything
 
     def arguments(self, batch: Batch) -> list[mx.nd.NDArray]:
-        """Return what `parts` needs beside z_y and n, once a training step.
+        """Return what `parts` needs beside z_y and n, for each batch.
 
         They are arrays because a hybridized graph would keep the numbers of its first call.
         """
@@ -366,8 +367,9 @@ class AdaFace(Entangled):
     def arguments(self, batch: Batch) -> list[mx.nd.NDArray]:
         """Return the quality q of each sample, (B,)."""
         norm = batch.norm.clip(0.001, 100)
+        forget = self.forget if batch.is_training else 0
         for name, found in (("mean", norm.mean()), ("deviation", _deviation(norm))):
-            self.state[name] += self.forget * (found.asscalar() - self.state[name])
+            self.state[name] += forget * (found.asscalar() - self.state[name])
         quality = self.h * (norm - self.state["mean"]) / (self.state["deviation"] + 0.001)
         return [quality.clip(-1, 1)]
 

@@ -68,6 +68,7 @@ class Head(Block):
         self._is_initialized = False
         self._anchors: dict[mx.Context, nd.NDArray] = {}
         self._last: Similarities | None = None
+        self._came_back: list[Similarities] = []
         self._last_parts: tuple = ()
 
     @property
@@ -116,6 +117,8 @@ class Head(Block):
             raise RuntimeError("the head has no weights: call initialize or load_class_weights")
         labels = self._check_labels(labels)
         norm = self._check_embeddings(embeddings, labels)
+        if autograd.is_recording() and self._last is not None and not self._last.is_finished:
+            self._batches_that_came_back()  # a new batch takes the place of their gradients
         draw = self.sampler.draw(self.step, labels, embeddings)
         similarities = Similarities(
             self.store,
@@ -125,12 +128,15 @@ class Head(Block):
             self.normalize,
             self.chunk,
             self._free_workspaces(),
+            self._came_back,
         )
         z_y, n = similarities(embeddings, self._anchor_on(embeddings.context))
         inter_weight = None
         if self.mean_over_rows:
             inter_weight = len(labels) / len(draw.rows)
-        arguments = self.criterion.arguments(Batch(self.step, norm, inter_weight))
+        arguments = self.criterion.arguments(
+            Batch(self.step, norm, inter_weight, autograd.is_recording())
+        )
         loss = self.criterion(z_y, n, sample_weight, *arguments)
         with autograd.pause():
             self._last_parts = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
@@ -209,15 +215,34 @@ class Head(Block):
         return {"intra": intra, "inter": inter, **self._last.stats(), **self.sampler.stats}
 
     def take_gradients(self) -> list:
-        """Hand out the gradients of the last backward pass, one a shard, once."""
-        if self._last is None or not self._last.was_recorded:
-            raise RuntimeError("there is no gradient: call the head under autograd.record first")
-        gradients = self._last.take_gradients()
-        if gradients is None:
+        """Hand out, once, the gradients of the backward pass since the last time, one a shard.
+
+        Returns
+        -------
+        list of (rows, gradient)
+            The rows in use, numpy (n,), or None for all, and the gradient to them, (n, D).
+        """
+        batches = self._batches_that_came_back()
+        if not batches:
             raise RuntimeError(
-                "there is no new gradient since the last step: call backward on the loss first"
+                "there is no new gradient since the last step: call the head under autograd.record "
+                "and backward on its loss first"
             )
-        return gradients
+        if len(batches) > 1:
+            raise RuntimeError(
+                f"{len(batches)} batches went backward at once, and the head can hold the gradients "
+                "of one: call backward and step for each"
+            )
+        return batches[0].gradients
+
+    def _batches_that_came_back(self) -> list[Similarities]:
+        """Return, once, the batches whose backward pass is done."""
+        nd.waitall()  # MXNet runs backward on a thread of its own
+        batches = list(self._came_back)
+        self._came_back.clear()
+        for batch in batches:
+            batch.is_finished = True
+        return batches
 
     def __repr__(self) -> str:
         where = ", ".join(

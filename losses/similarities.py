@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import threading
-
 import numpy as np
 from mxnet import autograd, nd
 
@@ -157,6 +155,8 @@ class Similarities(autograd.Function):
     chunk : int or None
     workspaces : list of Workspace
         One a shard. They must not be used otherwise until this batch `is_finished`.
+    came_back : list
+        Where this batch enters itself when its backward pass is done, with its `gradients`.
 
     Inputs:
         - **embeddings**: (B, D).
@@ -176,19 +176,18 @@ class Similarities(autograd.Function):
         normalize: bool,
         chunk: int | None,
         workspaces: list[Workspace],
+        came_back: list[Similarities],
     ):
         super().__init__()
         self.workspaces = workspaces
+        self._came_back = came_back
         self.store = store
         self.labels = labels
         self.draw = draw
         self.scale = scale
         self.normalize = normalize
         self.chunk = chunk
-        self.was_recorded = autograd.is_recording()
-        self._backward_is_done = threading.Event()
-        self._gradients: list | None = None
-        self.is_finished = not self.was_recorded
+        self.is_finished = not autograd.is_recording()
 
     def forward(self, embeddings, anchor):
         """Compute z_y and n."""
@@ -226,11 +225,10 @@ class Similarities(autograd.Function):
         self.z_y = z_y
         if rows is None:
             return z_y, self.n
-        n = np.full(len(self.labels), NOTHING, np.float32)
-        is_drawn = np.zeros(len(self.labels), np.float32)
-        is_drawn[rows] = 1
-        n = nd.array(n * (1 - is_drawn), ctx=self.context)
-        return z_y, n + nd.scatter_nd(self.n, self._index(rows).reshape((1, -1)), shape=n.shape)
+        nothing = np.full(len(self.labels), NOTHING, np.float32)
+        nothing[rows] = 0
+        found = nd.scatter_nd(self.n, self._index(rows).reshape((1, -1)), shape=z_y.shape)
+        return z_y, found + nd.array(nothing, ctx=self.context)
 
     def _gather_targets(self) -> nd.NDArray:
         z_y = nd.zeros((len(self.labels),), ctx=self.context)
@@ -264,22 +262,15 @@ class Similarities(autograd.Function):
                     add_rows(to_unit, rows, to_scaled)
             if to_samples is not None:
                 add_rows(to_unit, share.samples, to_samples.as_in_context(self.context))
-        self._gradients = [(share.rows, share.gradient) for share in self.shares]
-        self._backward_is_done.set()
+        self._came_back.append(self)
         if self.inverse is not None:
             project(to_unit, self.embeddings, self.inverse)
         return to_unit, nd.zeros((1,), ctx=self.context)
 
-    def take_gradients(self) -> list[tuple[np.ndarray | None, nd.NDArray]] | None:
-        """Return, once, each shard's rows (None for all) and the gradient to them.
-
-        None where there was no backward pass since.
-        """
-        if not self._backward_is_done.is_set():
-            nd.waitall()  # MXNet runs backward on a thread of its own
-        gradients, self._gradients = self._gradients, None
-        self.is_finished |= gradients is not None
-        return gradients
+    @property
+    def gradients(self) -> list[tuple[np.ndarray | None, nd.NDArray | None]]:
+        """Each shard's rows in use (None for all) and the gradient to them."""
+        return [(share.rows, share.gradient) for share in self.shares]
 
     def stats(self) -> dict[str, float]:
         """Return what the batch looked like."""

@@ -241,7 +241,7 @@ def main(argv: list[str] | None = None) -> None:
             source = args.input
         else:
             source = f"{folder}/synthetic"
-            make_dataset(source, identities=max(args.images // 20, 1), images=20)
+            make_dataset(source, max(args.images // 20, 1), images=20, threads=args.threads)
         records = copy_images(Records(source), f"{folder}/images", args.images)
         if len(records) < 8 * args.batch_size:
             raise ValueError(

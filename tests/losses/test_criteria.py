@@ -170,6 +170,17 @@ def test_adaface_follows_the_lengths(rng):
     assert quality.asnumpy() == pytest.approx([0, 1, -1], abs=0.1)
 
 
+def test_evaluation_leaves_adaface_as_it_is():
+    head = losses.create("adaface", 10, 4)
+    head.initialize()
+    before = dict(head.criterion.state)
+    head(nd.ones((2, 4)), np.array([0, 1]))
+    assert head.criterion.state == before
+    with autograd.record():
+        head(nd.ones((2, 4)), np.array([0, 1]))
+    assert head.criterion.state != before
+
+
 def test_safe_where_others_overflow():
     """e^{s (d + 1)} is infinite at s = 64; -1e30 stands for no negatives."""
     z_y, n = nd.array([-1.0, 1.0, 0.0]), nd.array([64.0, -1e30, -1e30])

@@ -364,20 +364,48 @@ class TestTrainer:
 
     def test_a_step_needs_a_new_gradient(self, head, batch):
         trainer = head.trainer("sgd")
-        with pytest.raises(RuntimeError, match="call the head under autograd"):
+        with pytest.raises(RuntimeError, match="no new gradient since the last step"):
             trainer.step(5)
         head(*batch)
-        with pytest.raises(RuntimeError, match="call the head under autograd"):
+        with pytest.raises(RuntimeError, match="no new gradient since the last step"):
             trainer.step(5)
         with autograd.record():
             loss = head(*batch)
-        with pytest.raises(RuntimeError, match="call backward"):
+        with pytest.raises(RuntimeError, match="no new gradient since the last step"):
             trainer.step(5)
+        head(*batch)  # an evaluation in between does no harm
         loss.backward()
+        head(*batch)
         trainer.step(5)
         with pytest.raises(RuntimeError, match="no new gradient since the last step"):
             trainer.step(5)
         trainer.step(5, ignore_stale_grad=True)
+
+    def test_no_gradient_is_lost_silently(self, head, batch):
+        trainer = head.trainer("sgd")
+        before = head.class_weights()
+        with autograd.record():
+            total = head(*batch) + head(*batch)
+        total.backward()
+        with pytest.raises(RuntimeError, match="2 batches went backward at once"):
+            trainer.step(5)
+        np.testing.assert_array_equal(head.class_weights(), before)
+        backward(head, *batch)
+        trainer.step(5)
+
+    def test_the_last_backward_counts(self, batch):
+        """As with a gluon.Parameter, whose gradient the next backward pass overwrites."""
+        x, labels = batch
+
+        def weights(before_the_step):
+            head = losses.create("dsoftmax", 20, 6, seed=1)
+            head.initialize(mx.init.Normal(0.1))
+            for scale in before_the_step:
+                backward(head, scale * x, labels)
+            head.trainer("sgd", {"learning_rate": 1}).step(5)
+            return head.class_weights()
+
+        np.testing.assert_array_equal(weights([-1, 3, 1]), weights([1]))
 
     def test_optimizers_without_lazy_updates(self):
         head = losses.create("dsoftmax_k", 100, 4)
