@@ -230,8 +230,8 @@ class Head(Block):
             )
         if len(batches) > 1:
             raise RuntimeError(
-                f"{len(batches)} batches went backward at once, and the head can hold the gradients "
-                "of one: call backward and step for each"
+                f"{len(batches)} batches went backward at once, but a head holds the gradients of "
+                "one: call backward and step for each"
             )
         return batches[0].gradients
 
