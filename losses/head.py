@@ -12,7 +12,7 @@ from dsoftmax.losses.negatives import Workspace
 from dsoftmax.losses.samplers import AllClasses
 from dsoftmax.losses.similarities import Similarities
 from dsoftmax.losses.stores import ClassStore
-from dsoftmax.losses.trainer import HeadTrainer
+from dsoftmax.losses.trainer import HeadTrainer, StaleGradientError
 
 
 class Head(Block):
@@ -224,7 +224,7 @@ class Head(Block):
         """
         batches = self._batches_that_came_back()
         if not batches:
-            raise RuntimeError(
+            raise StaleGradientError(
                 "there is no new gradient since the last step: call the head under autograd.record "
                 "and backward on its loss first"
             )

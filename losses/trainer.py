@@ -19,6 +19,10 @@ if TYPE_CHECKING:
 LAZY_OPTIMIZERS = ("adagrad", "adam", "ftrl", "sgd")
 
 
+class StaleGradientError(RuntimeError):
+    """A step without a backward pass since the last one."""
+
+
 class HeadTrainer:
     """Applies an optimizer of MXNet's to the class weights of a head.
 
@@ -79,7 +83,7 @@ class HeadTrainer:
         """
         try:
             gradients = self._head.take_gradients()
-        except RuntimeError:
+        except StaleGradientError:
             if ignore_stale_grad:
                 return
             raise
