@@ -8,7 +8,7 @@ from mxnet import autograd, nd
 from mxnet.gluon import Block
 
 from dsoftmax.losses.criteria import Batch, Criterion
-from dsoftmax.losses.negatives import Workspace
+from dsoftmax.losses.kernels import Workspace
 from dsoftmax.losses.samplers import AllClasses
 from dsoftmax.losses.similarities import Similarities
 from dsoftmax.losses.stores import ClassStore
@@ -88,6 +88,7 @@ class Head(Block):
         if self._is_initialized and not force_reinit:
             raise ValueError("the head is initialized already; force_reinit=True does it again")
         initializer = mx.init.create(init) if isinstance(init, str) else init
+        self._drop_gradients()
         self.store.initialize(initializer or mx.init.Normal(0.01), self.seed)
         self._is_initialized = True
 
@@ -100,7 +101,7 @@ class Head(Block):
         return self.store.read()
 
     def load_class_weights(self, array) -> None:
-        """Set all class weights from an array (K, D)."""
+        """Set all class weights from an array (K, D); gradients of the old ones are dropped."""
         array = array.asnumpy() if isinstance(array, nd.NDArray) else np.asarray(array)
         if array.shape != self.store.shape:
             raise ValueError(
@@ -108,6 +109,7 @@ class Head(Block):
             )
         if not np.isfinite(array).all():
             raise ValueError("some of the class weights are NaN or infinite")
+        self._drop_gradients()
         self.store.write(0, array.astype(np.float32, copy=False))
         self._is_initialized = True
 
@@ -118,7 +120,7 @@ class Head(Block):
         labels = self._check_labels(labels)
         norm = self._check_embeddings(embeddings, labels)
         if autograd.is_recording() and self._last is not None and not self._last.is_finished:
-            self._batches_that_came_back()  # a new batch takes the place of their gradients
+            self._drop_gradients()  # a new batch takes their place
         draw = self.sampler.draw(self.step, labels, embeddings)
         similarities = Similarities(
             self.store,
@@ -214,13 +216,11 @@ class Head(Block):
         intra, inter = (float(part.mean().asscalar()) for part in self._last_parts)
         return {"intra": intra, "inter": inter, **self._last.stats(), **self.sampler.stats}
 
-    def take_gradients(self) -> list:
-        """Hand out, once, the gradients of the backward pass since the last time, one a shard.
+    def take_batch(self) -> Similarities:
+        """Hand out, once, the batch whose backward pass was done since the last time.
 
-        Returns
-        -------
-        list of (rows, gradient)
-            The rows in use, numpy (n,), or None for all, and the gradient to them, (n, D).
+        Its `weight_gradients` are those of the class weights as they are now: they are to be asked
+        for, and `is_finished` to be set, before the head is used again.
         """
         batches = self._batches_that_came_back()
         if not batches:
@@ -233,16 +233,19 @@ class Head(Block):
                 f"{len(batches)} batches went backward at once, but a head holds the gradients of "
                 "one: call backward and step for each"
             )
-        return batches[0].gradients
+        return batches[0]
 
     def _batches_that_came_back(self) -> list[Similarities]:
         """Return, once, the batches whose backward pass is done."""
-        nd.waitall()  # MXNet runs backward on a thread of its own
+        for anchor in self._anchors.values():  # MXNet runs backward on a thread of its own
+            anchor.grad.wait_to_read()
         batches = list(self._came_back)
         self._came_back.clear()
-        for batch in batches:
-            batch.is_finished = True
         return batches
+
+    def _drop_gradients(self) -> None:
+        for batch in self._batches_that_came_back():
+            batch.is_finished = True
 
     def __repr__(self) -> str:
         where = ", ".join(

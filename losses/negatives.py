@@ -1,22 +1,30 @@
 """n, the log-sum-exp of the scaled cosines with the negatives, and its gradient.
 
 `NegativeLogSumExp` is n as a Gluon block, to be put into a graph of one's own. `ShardedLogSumExp`
-is what the head uses: the same value and gradient by hand, a chunk of classes at a time, so that
-no array of batch × classes is needed.
+is what the head uses: the same value and gradients by hand, a block of classes at a time.
 """
 
 from __future__ import annotations
 
-import math
+from typing import NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
 from mxnet.gluon import HybridBlock
 
-# Stands for the logarithm of an empty sum. Finite, so that no difference of two is NaN.
-NOTHING = -1e30
-SMALLEST_NORM = 1e-10
+from dsoftmax.losses.kernels import (
+    NOTHING,
+    SMALLEST_NORM,
+    Workspace,
+    combine,
+    inverse_norm,
+    row_max,
+    row_sum,
+)
+
+# Classes at a time: few enough for the processor's cache, many enough for fast products.
+CACHED_CLASSES = 16384
 
 
 class NegativeLogSumExp(HybridBlock):
@@ -66,61 +74,40 @@ class NegativeLogSumExp(HybridBlock):
         return f"NegativeLogSumExp(of {kind}, scale={self.scale:g})"
 
 
-def combine(parts: list[nd.NDArray]) -> nd.NDArray:
-    """Return the log-sum-exp of several log-sum-exps, arrays (B,) on one context."""
+class Found(NamedTuple):
+    """What `ShardedLogSumExp` finds for the samples of a batch, over some classes."""
+
+    n: nd.NDArray  # (B,)
+    total: nd.NDArray  # (B,), the sum of the logits of the negatives
+    largest: nd.NDArray  # (B,), the largest of them
+    pull: nd.NDArray | None  # (B, D), the gradient of n to the scaled embedding, if wanted
+
+    def as_in_context(self, context: mx.Context) -> Found:
+        """Return a copy on another context, where it is not this one's."""
+        return Found(*(value if value is None else value.as_in_context(context) for value in self))
+
+
+def combine_found(parts: list[Found]) -> Found:
+    """Return what is found over all classes from what is found over each part of them."""
     if len(parts) == 1:
         return parts[0]
-    stacked = nd.stack(*parts, axis=1)
-    largest = nd.max(stacked, axis=1, keepdims=True)
-    return (largest + nd.log(nd.sum(nd.exp(stacked - largest), axis=1, keepdims=True))).reshape(-1)
-
-
-def inverse_norm(vectors: nd.NDArray, scratch: nd.NDArray | None = None) -> nd.NDArray:
-    """Return 1 / length of each row, (n, 1); 0 for a row of zeros, which has no direction.
-
-    `scratch` may be memory of the vectors' shape to work in.
-    """
-    ones = nd.ones((vectors.shape[1], 1), ctx=vectors.context)
-    squared = nd.dot(nd.square(vectors, out=scratch), ones)
-    return (squared > SMALLEST_NORM**2) * nd.rsqrt(nd.maximum(squared, SMALLEST_NORM**2))
-
-
-def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> nd.NDArray:
-    """Carry a gradient to the normalised rows over to the rows themselves, in place.
-
-    Parameters
-    ----------
-    gradient : (n, D)
-        To ``vectors * inverse``; it is overwritten.
-    vectors : (n, D)
-    inverse : (n, 1)
-        Of `inverse_norm`.
-    """
-    ones = nd.ones((vectors.shape[1], 1), ctx=vectors.context)
-    along = nd.dot(gradient * vectors, ones) * nd.square(inverse)
-    gradient -= nd.broadcast_mul(vectors, along)
-    return nd.broadcast_mul(gradient, inverse, out=gradient)
-
-
-class Workspace:
-    """Memory that step after step uses again: fresh pages cost more than the arithmetic on them."""
-
-    def __init__(self, context: mx.Context):
-        self.context = context
-        self._buffers: dict[str, nd.NDArray] = {}
-
-    def get(self, name: str, *shape: int) -> nd.NDArray:
-        """Return an array of this shape, with any content, in the memory of this name."""
-        size = math.prod(shape)
-        if name not in self._buffers or self._buffers[name].size < size:
-            self._buffers[name] = nd.empty((size,), ctx=self.context)
-        return self._buffers[name][:size].reshape(shape)
+    n = combine([part.n for part in parts])
+    pull = None
+    if parts[0].pull is not None:
+        pull = nd.add_n(*(nd.exp(part.n - n).expand_dims(1) * part.pull for part in parts))
+    largest = nd.max(nd.stack(*(part.largest for part in parts), axis=1), axis=1)
+    return Found(n, nd.add_n(*(part.total for part in parts)), largest, pull)
 
 
 class ShardedLogSumExp:
-    """n over the classes of one device, and the gradient of it, by hand.
+    """n over the classes of one device, and its gradients, by hand.
 
-    Made for one step: `forward`, then `backward` at most once.
+    Made for one step: `forward`, then `weight_gradient` of each block at most once.
+
+    n is one number a sample, so its gradient to the embedding is one vector a sample, which is
+    found on the way forward, where the weights are at hand. The gradient to the weights is
+    wanted by the optimizer alone and made when it asks, a block at a time: that of all classes
+    never exists at once.
 
     Parameters
     ----------
@@ -135,152 +122,145 @@ class ShardedLogSumExp:
     offset : (1, C) or None
         To be added to the logits.
     chunk : int or None
-        Classes at a time; None for all at once.
+        Classes at a time, whose logits are computed anew for the gradient to the weights; None to
+        keep the logits of all.
+    for_training : bool
+        Whether there will be gradients.
     workspace : Workspace
-        On the weight's context. It must not be used otherwise until `backward` is done.
+        On the weight's context. It must not be used otherwise until the gradients are taken.
     """
 
-    def __init__(self, embedding, weight, normalize, own, offset, chunk, workspace):
+    def __init__(
+        self,
+        embedding: nd.NDArray,
+        weight: nd.NDArray,
+        normalize: bool,
+        own: np.ndarray,
+        offset: nd.NDArray | None,
+        chunk: int | None,
+        for_training: bool,
+        workspace: Workspace,
+    ):
         self.embedding = embedding
         self.weight = weight
         self.normalize = normalize
         self.own = own
         self.offset = offset
         self.workspace = workspace
-        classes = len(weight)
-        chunk = chunk or classes
-        self.chunks = [slice(at, min(at + chunk, classes)) for at in range(0, classes, chunk)]
+        classes, size = len(weight), chunk or CACHED_CLASSES
+        self.blocks = [slice(at, min(at + size, classes)) for at in range(0, classes, size)]
+        self.for_training = for_training
+        self._keeps = for_training and (chunk is None or len(self.blocks) == 1)
         self._inverses: list[nd.NDArray | None] = []
         self._parts: list[nd.NDArray] = []
 
-    def forward(self) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray]:
-        """Compute n, and the sum and the largest of the scaled cosines, over the negatives.
+    def forward(self) -> Found:
+        """Compute n, and its gradient to the embedding."""
+        found = None
+        for number in range(len(self.blocks)):
+            part = self._forward_block(number)
+            self._parts.append(part.n)
+            found = part if found is None else combine_found([found, part])
+        return found
 
-        Returns
-        -------
-        n, total, largest : (B,) each
-        """
-        totals, largests = [], []
-        for chunk in self.chunks:
-            self._inverses.append(self._inverse_of(chunk))
-            logits = self._logits(chunk, self._inverses[-1])
-            own = self._own_in(chunk)
-            totals.append(self._mask(logits, own))
-            largests.append(_row_max(logits))
-            self._add_offset(logits, chunk)
-            if logits.shape[1] == 1:
-                self._parts.append(logits.reshape(-1).copy())
-            else:
-                # logsumexp = x - log_softmax(x) at any column but the own one, whose -1e30 would
-                # swallow it.
-                logs = nd.log_softmax(logits, out=self._probabilities_for(logits))
-                column = nd.array(own == 0, ctx=logits.context, dtype="float32")
-                self._parts.append(nd.pick(logits, column) - nd.pick(logs, column))
-        n = combine(self._parts)
-        return n, nd.add_n(*totals), nd.max(nd.stack(*largests, axis=1), axis=1)
+    def _forward_block(self, number: int) -> Found:
+        weight = self.weight[self.blocks[number]]
+        inverse = None
+        if self.normalize:
+            inverse = inverse_norm(weight, self.workspace.get("scratch", *weight.shape))
+        self._inverses.append(inverse)
+        logits = self._logits(number)
+        total = self._mask(number, logits)
+        largest = row_max(logits)
+        top = largest
+        if self.offset is not None:
+            self._add_offset(number, logits)
+            top = row_max(logits)
+        probabilities = nd.softmax(logits, out=self._buffer("probabilities", number))
+        # The largest probability is exp(largest logit - n).
+        n = top - nd.log(row_max(probabilities))
+        pull = None
+        if self.for_training:
+            self._divide_by_norm(number, probabilities)
+            pull = nd.dot(probabilities, weight)
+        return Found(n, total, largest, pull)
 
-    def backward(self, gradient: nd.NDArray, n: nd.NDArray, out: nd.NDArray) -> nd.NDArray:
-        """Send the gradient to n back.
+    def weight_gradient(self, number: int, to_n: nd.NDArray, n: nd.NDArray) -> nd.NDArray:
+        """Return the gradient to the weights of a block, in memory the next block's will use.
 
         Parameters
         ----------
-        gradient : (B,)
-            To n over all devices.
+        number : int
+            Of ``blocks``.
+        to_n : (B,)
+            The gradient to n over all devices.
         n : (B,)
             That n.
-        out : (C, D)
-            Where the gradient to the weights is written.
 
         Returns
         -------
-        (B, D)
-            The gradient to the embedding.
+        (classes of the block, D)
         """
-        to_embedding = nd.zeros_like(self.embedding)
-        for chunk, part, inverse in zip(self.chunks, self._parts, self._inverses):
-            logits = self._logits_again(chunk, inverse)
-            probabilities = nd.softmax(logits, out=self._probabilities_for(logits))
-            # They are the probabilities within this chunk; its share of all of n scales the rows.
-            # It scales the (B, D) side of the products, which is the smaller one.
-            share = gradient * nd.exp(part - n)
-            rows = share.expand_dims(1)
-            weight, target = self.weight[chunk], out[chunk]
-            if inverse is None:
-                nd.dot(probabilities, rows * self.embedding, transpose_a=True, out=target)
-            else:
-                # With ŵ = w / |w| and g the gradient to ŵ, that to w is (g - (g · ŵ) ŵ) / |w|.
-                # g · ŵ is the sum over the batch of share × probability × logit.
-                along = self._sum_over_batch(share, probabilities, logits, chunk)
-                nd.broadcast_mul(probabilities, inverse.reshape((1, -1)), out=probabilities)
-                nd.dot(probabilities, rows * self.embedding, transpose_a=True, out=target)
-                scratch = self.workspace.get("scratch", *weight.shape)
-                nd.broadcast_mul(weight, along * nd.square(inverse), out=scratch)
-                nd.elemwise_sub(target, scratch, out=target)
-            to_embedding += nd.dot(probabilities, weight) * rows
-        return to_embedding
-
-    def _inverse_of(self, chunk: slice) -> nd.NDArray | None:
-        if not self.normalize:
-            return None
-        weight = self.weight[chunk]
-        return inverse_norm(weight, self.workspace.get("scratch", *weight.shape))
-
-    def _logits(self, chunk: slice, inverse: nd.NDArray | None) -> nd.NDArray:
-        """Multiply the batch with a chunk of the weights, (B, classes)."""
-        weight = self.weight[chunk]
-        logits = self.workspace.get("logits", len(self.embedding), len(weight))
-        nd.dot(self.embedding, weight, transpose_b=True, out=logits)
-        if inverse is not None:
-            nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
-        return logits
-
-    def _logits_again(self, chunk: slice, inverse: nd.NDArray | None) -> nd.NDArray:
-        """Return the logits as `forward` left them: they are still there if it was one chunk."""
-        if len(self.chunks) == 1:
-            return self.workspace.get("logits", len(self.embedding), len(self.weight))
-        logits = self._logits(chunk, inverse)
-        self._mask(logits, self._own_in(chunk))
-        self._add_offset(logits, chunk)
-        return logits
-
-    def _probabilities_for(self, logits: nd.NDArray) -> nd.NDArray:
-        return self.workspace.get("probabilities", *logits.shape)
-
-    def _sum_over_batch(self, share, probabilities, logits, chunk: slice) -> nd.NDArray:
-        """Return Σ_i share_i p_ik z_ik, (classes, 1); the logits are overwritten."""
+        weight, inverse = self.weight[self.blocks[number]], self._inverses[number]
+        if self._keeps:
+            logits = self._buffer("logits", number)
+            probabilities = self._buffer("probabilities", number)
+        else:
+            logits = self._logits(number)
+            self._mask(number, logits)
+            self._add_offset(number, logits)
+            probabilities = nd.softmax(logits, out=self._buffer("probabilities", number))
+            self._divide_by_norm(number, probabilities)
+        # The probabilities are those within the block; its share of all of n scales the rows, on
+        # the (B, D) side of the product, which is the smaller one.
+        share = to_n * nd.exp(self._parts[number] - n)
+        embedding = share.expand_dims(1) * self.embedding
+        gradient = self.workspace.get("gradient", *weight.shape)
+        if inverse is None:
+            return nd.dot(probabilities, embedding, transpose_a=True, out=gradient)
+        # With ŵ = w / |w| and g the gradient to ŵ, that to w is (g - (g · ŵ) ŵ) / |w|, and
+        # g · ŵ is the sum over the batch of share × probability × logit.
         if self.offset is not None:
-            nd.broadcast_sub(logits, self.offset[:, chunk], out=logits)
+            nd.broadcast_sub(logits, self.offset[:, self.blocks[number]], out=logits)
         nd.elemwise_mul(logits, probabilities, out=logits)
-        return nd.dot(share.reshape((1, -1)), logits).reshape((-1, 1))
+        along = nd.dot(share.expand_dims(0), logits).reshape((-1, 1)) * inverse
+        nd.broadcast_mul(weight, along, out=gradient)
+        return nd.linalg.gemm(
+            probabilities, embedding, gradient, transpose_a=True, beta=-1.0, out=gradient
+        )
 
-    def _own_in(self, chunk: slice) -> np.ndarray:
-        own = self.own - chunk.start
-        return np.where((own >= 0) & (own < chunk.stop - chunk.start), own, -1)
+    def _buffer(self, name: str, number: int) -> nd.NDArray:
+        block = self.blocks[number]
+        if self._keeps:
+            name = f"{name} {number}"
+        return self.workspace.get(name, len(self.embedding), block.stop - block.start)
 
-    def _mask(self, logits: nd.NDArray, own: np.ndarray) -> nd.NDArray:
+    def _logits(self, number: int) -> nd.NDArray:
+        """Multiply the batch with a block of the weights, (B, classes)."""
+        logits = self._buffer("logits", number)
+        nd.dot(self.embedding, self.weight[self.blocks[number]], transpose_b=True, out=logits)
+        return self._divide_by_norm(number, logits)
+
+    def _divide_by_norm(self, number: int, columns: nd.NDArray) -> nd.NDArray:
+        inverse = self._inverses[number]
+        if inverse is None:
+            return columns
+        return nd.broadcast_mul(columns, inverse.reshape((1, -1)), out=columns)
+
+    def _mask(self, number: int, logits: nd.NDArray) -> nd.NDArray:
         """Mask the own classes; return the sum of the other logits, (B,)."""
-        ones = nd.ones((logits.shape[1], 1), ctx=logits.context)
-        total = nd.dot(logits, ones).reshape(-1)
-        rows = np.flatnonzero(own >= 0)
+        total = row_sum(logits).reshape(-1)
+        block = self.blocks[number]
+        rows = np.flatnonzero((self.own >= block.start) & (self.own < block.stop))
         if len(rows):
-            places = nd.array([rows, own[rows]], ctx=logits.context, dtype="int32")
+            places = np.stack([rows, self.own[rows] - block.start])
+            places = nd.array(places, ctx=logits.context, dtype="int32")
             masked = nd.gather_nd(logits, places)
             total = total - nd.scatter_nd(masked, places[:1], shape=total.shape)
             nothing = nd.full((len(rows),), NOTHING, ctx=logits.context)
             nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
         return total
 
-    def _add_offset(self, logits: nd.NDArray, chunk: slice) -> None:
+    def _add_offset(self, number: int, logits: nd.NDArray) -> None:
         if self.offset is not None:
-            nd.broadcast_add(logits, self.offset[:, chunk], out=logits)
-
-
-def _row_max(matrix: nd.NDArray) -> nd.NDArray:
-    """Return the largest of each row, (B,): by max pooling, which is five times as fast as max."""
-    pooled = nd.Pooling(
-        matrix.reshape((1, matrix.shape[0], matrix.shape[1])),
-        global_pool=True,
-        pool_type="max",
-        kernel=(1,),
-    )
-    return pooled.reshape(-1)
+            nd.broadcast_add(logits, self.offset[:, self.blocks[number]], out=logits)

@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+from typing import Iterator
+
 import numpy as np
 from mxnet import autograd, nd
 
-from dsoftmax.losses.negatives import (
+from dsoftmax.losses.kernels import (
     NOTHING,
-    ShardedLogSumExp,
     Workspace,
-    combine,
+    add_rows,
     inverse_norm,
     project,
+    row_sum,
+    take_rows,
 )
+from dsoftmax.losses.negatives import Found, ShardedLogSumExp, combine_found
 from dsoftmax.losses.samplers import Draw
-from dsoftmax.losses.stores import ClassStore, Shard, add_rows, take_rows
+from dsoftmax.losses.stores import ClassStore, Shard
 
 
 class Share:
@@ -31,6 +35,7 @@ class Share:
     scaled : (rows, D)
         Those of the rows that have an inter part, times the scale.
     chunk : int or None
+    for_training : bool
     workspace : Workspace
         On the shard's device.
     """
@@ -44,6 +49,7 @@ class Share:
         unit: nd.NDArray,
         scaled: nd.NDArray,
         chunk: int | None,
+        for_training: bool,
         workspace: Workspace,
     ):
         self.shard = shard
@@ -68,6 +74,7 @@ class Share:
                 own if draw.rows is None else own[draw.rows],
                 self._offset(draw.correction),
                 chunk,
+                for_training,
                 workspace,
             )
 
@@ -96,54 +103,79 @@ class Share:
         offset[:, : len(self.rows) - len(self.labels)] = correction
         return nd.array(offset, ctx=self.shard.device)
 
-    def target_cosine(self) -> nd.NDArray:
-        """Return the cosines of this share's samples with their classes, (samples,)."""
-        self._own_unit = take_rows(self.unit, self.samples)
-        self._own_weight = take_rows(self.weight, self.label_rows[self.label_of_sample])
-        ones = nd.ones((self.unit.shape[1], 1), ctx=self.shard.device)
-        cosine = nd.dot(self._own_unit * self._own_weight, ones)
-        if self.normalize:
-            self._own_inverse = inverse_norm(self._own_weight)
-            cosine = cosine * self._own_inverse
-        return cosine.reshape(-1)
-
-    def backward(
-        self, to_n: nd.NDArray, n: nd.NDArray, to_target: nd.NDArray | None
-    ) -> tuple[nd.NDArray | None, nd.NDArray | None]:
-        """Send the gradients to n and to the targets back; that to the weights is `gradient`.
+    def targets(self) -> tuple[nd.NDArray, nd.NDArray]:
+        """Return the cosines of this share's samples with their classes, and their directions.
 
         Returns
         -------
-        to_scaled : (rows, D) or None
-        to_unit : (samples, D) or None
-            Of this share's samples.
+        cosine : (samples,)
+        direction : (samples, D)
+            The gradient of the cosine to the normalised embedding.
         """
-        to_scaled = to_unit = self.gradient = None
-        if self.rows_touched:
-            width = self.unit.shape[1]
-            self.gradient = self.workspace.get("gradient", self.rows_touched, width)
+        self._own_unit = take_rows(self.unit, self.samples)
+        self._own_weight = take_rows(self.weight, self.label_rows[self.label_of_sample])
+        direction = self._own_weight
+        if self.normalize:
+            self._own_inverse = inverse_norm(self._own_weight)
+            direction = nd.broadcast_mul(direction, self._own_inverse)
+        return row_sum(self._own_unit * direction).reshape(-1), direction
+
+    def weight_gradients(
+        self, to_z_y: nd.NDArray, to_n: nd.NDArray, n: nd.NDArray
+    ) -> Iterator[tuple[slice | np.ndarray, nd.NDArray]]:
+        """Make the gradient to this share's class weights, a block at a time.
+
+        Parameters
+        ----------
+        to_z_y : (B,)
+            The gradient to z_y, on the shard's device like all.
+        to_n : (rows,)
+            The gradient to n.
+        n : (rows,)
+            n over all devices.
+
+        Yields
+        ------
+        rows : slice or (classes,) int64
+            Of the shard.
+        gradient : (classes, D)
+            Until the next is asked for.
+        """
+        targets = self._target_gradient(to_z_y) if len(self.samples) else None
         if self.negatives:
-            to_scaled = self.negatives.backward(to_n, n, self.gradient[: self.columns])
-        if to_target is not None:
-            to_target = to_target.expand_dims(1)
-            to_weight = to_target * self._own_unit
-            if self.normalize:
-                to_target = to_target * self._own_inverse
-                project(to_weight, self._own_weight, self._own_inverse)
-            to_unit = to_target * self._own_weight
-            if self.columns < self.rows_touched:  # the labels are no negatives
-                self.gradient[self.columns :] = 0
-            # Samples of one class are added up by a product with 0s and 1s.
-            belongs = np.arange(len(self.labels))[:, None] == self.label_of_sample
-            belongs = nd.array(belongs, ctx=self.shard.device, dtype="float32")
-            add_rows(self.gradient, self.label_rows, nd.dot(belongs, to_weight))
-        return to_scaled, to_unit
+            for number, block in enumerate(self.negatives.blocks):
+                gradient = self.negatives.weight_gradient(number, to_n, n)
+                inside = np.flatnonzero(
+                    (self.label_rows >= block.start) & (self.label_rows < block.stop)
+                )
+                if len(inside):
+                    add_rows(
+                        gradient,
+                        self.label_rows[inside] - block.start,
+                        take_rows(targets, inside),
+                    )
+                yield block if self.rows is None else self.rows[block], gradient
+        if self.columns < self.rows_touched:  # the labels are no negatives
+            yield self.labels, targets
+
+    def _target_gradient(self, to_z_y: nd.NDArray) -> nd.NDArray:
+        """Return the gradient of the targets to the weights of `labels`, (labels, D)."""
+        device = self.shard.device
+        samples = nd.array(self.samples, ctx=device, dtype="int32")
+        to_weight = nd.take(to_z_y, samples).expand_dims(1) * self._own_unit
+        if self.normalize:
+            project(to_weight, self._own_weight, self._own_inverse)
+        # Samples of one class are added up by a product with 0s and 1s.
+        belongs = np.arange(len(self.labels))[:, None] == self.label_of_sample
+        return nd.dot(nd.array(belongs, ctx=device, dtype="float32"), to_weight)
 
 
 class Similarities(autograd.Function):
     """z_y and n of one batch.
 
-    Only embeddings, z_y, n and their gradients travel between devices.
+    Both are one number a sample, so that their gradients to the embedding are one vector a sample
+    each. These are found on the way forward; on the way back they are scaled and added. Only
+    embeddings, z_y, n and their gradients travel between devices.
 
     Parameters
     ----------
@@ -156,7 +188,7 @@ class Similarities(autograd.Function):
     workspaces : list of Workspace
         One a shard. They must not be used otherwise until this batch `is_finished`.
     came_back : list
-        Where this batch enters itself when its backward pass is done, with its `gradients`.
+        Where this batch enters itself when its backward pass is done.
 
     Inputs:
         - **embeddings**: (B, D).
@@ -187,7 +219,8 @@ class Similarities(autograd.Function):
         self.scale = scale
         self.normalize = normalize
         self.chunk = chunk
-        self.is_finished = not autograd.is_recording()
+        self.for_training = autograd.is_recording()
+        self.is_finished = not self.for_training
 
     def forward(self, embeddings, anchor):
         """Compute z_y and n."""
@@ -206,71 +239,70 @@ class Similarities(autograd.Function):
                 unit.as_in_context(shard.device),
                 scaled.as_in_context(shard.device),
                 self.chunk,
+                self.for_training,
                 workspace,
             )
             for shard, workspace in zip(self.store.shards, self.workspaces)
         ]
-        found = [share.negatives.forward() for share in self.shares if share.negatives]
-        found = [[value.as_in_context(self.context) for value in values] for values in found]
-        if found:
-            parts, totals, largests = zip(*found)
-            self.n = combine(list(parts))
-            self.total = nd.add_n(*totals)
-            self.largest = nd.max(nd.stack(*largests, axis=1), axis=1)
-        else:
-            count = len(self.labels) if rows is None else len(rows)
-            self.n = self.largest = nd.full((count,), NOTHING, ctx=self.context)
-            self.total = nd.zeros((count,), ctx=self.context)
-        z_y = self._gather_targets()
-        self.z_y = z_y
+        self.found = self._find_negatives(scaled)
+        self.z_y, self._directions = self._find_targets()
         if rows is None:
-            return z_y, self.n
+            return self.z_y, self.found.n
         nothing = np.full(len(self.labels), NOTHING, np.float32)
         nothing[rows] = 0
-        found = nd.scatter_nd(self.n, self._index(rows).reshape((1, -1)), shape=z_y.shape)
-        return z_y, found + nd.array(nothing, ctx=self.context)
+        index = self._index(rows).reshape((1, -1))
+        n = nd.scatter_nd(self.found.n, index, shape=self.z_y.shape)
+        return self.z_y, n + nd.array(nothing, ctx=self.context)
 
-    def _gather_targets(self) -> nd.NDArray:
-        z_y = nd.zeros((len(self.labels),), ctx=self.context)
-        for share in self.shares:
-            if len(share.samples):
-                cosine = share.target_cosine().as_in_context(self.context)
-                index = self._index(share.samples).reshape((1, -1))
-                z_y = z_y + nd.scatter_nd(cosine, index, shape=z_y.shape)
-        return z_y
+    def _find_negatives(self, scaled: nd.NDArray) -> Found:
+        found = [share.negatives.forward() for share in self.shares if share.negatives]
+        if found:
+            return combine_found([part.as_in_context(self.context) for part in found])
+        nothing = nd.full((len(scaled),), NOTHING, ctx=self.context)
+        return Found(nothing, nd.zeros_like(nothing), nothing, nd.zeros_like(scaled))
+
+    def _find_targets(self) -> tuple[nd.NDArray, nd.NDArray]:
+        """Return z_y, (B,), and its gradient to the normalised embeddings, (B, D)."""
+        owners = [share for share in self.shares if len(share.samples)]
+        cosines, directions = zip(*(share.targets() for share in owners))
+        cosine = nd.concat(*(part.as_in_context(self.context) for part in cosines), dim=0)
+        direction = nd.concat(*(part.as_in_context(self.context) for part in directions), dim=0)
+        order = np.argsort(np.concatenate([share.samples for share in owners]))
+        return nd.take(cosine, self._index(order)), take_rows(direction, order)
 
     def backward(self, to_z_y, to_n):
-        """Send the gradients back; those to the class weights wait to be taken."""
+        """Send the gradients back; those to the class weights are made when they are asked for."""
         if self.is_finished:
             raise RuntimeError("a second backward pass through a head is not possible")
         rows = self.draw.rows
-        if rows is not None:
-            to_n = nd.take(to_n, self._index(rows))
-        to_unit = nd.zeros_like(self.embeddings)
-        for share in self.shares:
-            device, to_target = share.shard.device, None
-            if len(share.samples):
-                to_target = nd.take(to_z_y, self._index(share.samples)).as_in_context(device)
-            to_scaled, to_samples = share.backward(
-                to_n.as_in_context(device), self.n.as_in_context(device), to_target
-            )
-            if to_scaled is not None:
-                to_scaled = self.scale * to_scaled.as_in_context(self.context)
-                if rows is None:
-                    to_unit += to_scaled
-                else:
-                    add_rows(to_unit, rows, to_scaled)
-            if to_samples is not None:
-                add_rows(to_unit, share.samples, to_samples.as_in_context(self.context))
+        self._to_z_y = to_z_y.copy()
+        self._to_n = to_n.copy() if rows is None else nd.take(to_n, self._index(rows))
+        to_unit = self._to_z_y.expand_dims(1) * self._directions
+        from_negatives = (self.scale * self._to_n).expand_dims(1) * self.found.pull
+        if rows is None:
+            to_unit += from_negatives
+        else:
+            add_rows(to_unit, rows, from_negatives)
         self._came_back.append(self)
         if self.inverse is not None:
             project(to_unit, self.embeddings, self.inverse)
         return to_unit, nd.zeros((1,), ctx=self.context)
 
-    @property
-    def gradients(self) -> list[tuple[np.ndarray | None, nd.NDArray | None]]:
-        """Each shard's rows in use (None for all) and the gradient to them."""
-        return [(share.rows, share.gradient) for share in self.shares]
+    def weight_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, nd.NDArray]]:
+        """Make the gradients to the class weights, a block at a time.
+
+        Yields
+        ------
+        shard : int
+            Its number.
+        rows, gradient
+            As of `Share.weight_gradients`.
+        """
+        for number, share in enumerate(self.shares):
+            passed = (self._to_z_y, self._to_n, self.found.n)
+            passed = (value.as_in_context(share.shard.device) for value in passed)
+            for rows, gradient in share.weight_gradients(*passed):
+                yield number, rows, gradient
 
     def stats(self) -> dict[str, float]:
         """Return what the batch looked like."""
@@ -282,8 +314,10 @@ class Similarities(autograd.Function):
         count = int(np.sum(negatives))
         return {
             "positive_cosine": float(self.z_y.mean().asscalar()),
-            "negative_cosine": float(self.total.sum().asscalar()) / self.scale / max(count, 1),
-            "max_negative_cosine": float(self.largest.max().asscalar()) / self.scale,
+            "negative_cosine": float(self.found.total.sum().asscalar())
+            / self.scale
+            / max(count, 1),
+            "max_negative_cosine": float(self.found.largest.max().asscalar()) / self.scale,
             "inter_floor": float(np.log1p(negatives).mean()),
             "rows_touched": sum(share.rows_touched for share in self.shares),
         }

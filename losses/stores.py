@@ -10,6 +10,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
+from dsoftmax.losses.kernels import take_rows
+
 INITIALIZED_AT_ONCE = 1 << 16  # classes
 LARGEST_ARRAY = (1 << 31) - 1  # elements MXNet 1.9.1 can index
 
@@ -52,20 +54,6 @@ class Shard:
             take_rows(self.weight, rows, out)
         else:
             take_rows(self.weight, rows).copyto(out)
-
-
-def take_rows(matrix: nd.NDArray, rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:
-    """Return rows of a matrix, (n, D): by Embedding, several times as fast as `take`."""
-    index = nd.array(rows, ctx=matrix.context, dtype="int32")
-    count, width = matrix.shape
-    return nd.Embedding(index, matrix, input_dim=count, output_dim=width, out=out)
-
-
-def add_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:
-    """Add values (n, D) to distinct rows of a matrix, in place."""
-    index = nd.array(rows, ctx=matrix.context, dtype="int32").reshape((1, -1))
-    values = values + take_rows(matrix, rows)
-    nd._internal._scatter_set_nd(matrix, values, index, shape=matrix.shape, out=matrix)
 
 
 class ClassStore:

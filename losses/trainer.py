@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Those whose update of some rows leaves the others, weight and state, alone.
 LAZY_OPTIMIZERS = ("adagrad", "adam", "ftrl", "sgd")
+# Those that need the whole array at once, or keep count of the arrays.
+INDIVISIBLE_OPTIMIZERS = ("dcasgd", "lamb", "lars", "lbsgd", "nadam")
 
 
 class StaleGradientError(RuntimeError):
@@ -45,17 +47,22 @@ class HeadTrainer:
         elif optimizer_params:
             raise ValueError("optimizer_params must be empty for an optimizer that is made already")
         name = type(optimizer).__name__.lower()
-        if head.sampler.is_sparse:
-            if name not in LAZY_OPTIMIZERS:
-                raise ValueError(
-                    f"{name} has no update of single rows, which sampled classes need; legal are "
-                    f"{', '.join(LAZY_OPTIMIZERS)}"
-                )
-            if hasattr(optimizer, "lazy_update"):
-                optimizer.lazy_update = True
+        if head.sampler.is_sparse and name not in LAZY_OPTIMIZERS:
+            raise ValueError(
+                f"{name} has no update of single rows, which sampled classes need; legal are "
+                f"{', '.join(LAZY_OPTIMIZERS)}"
+            )
+        if name in INDIVISIBLE_OPTIMIZERS:
+            raise ValueError(
+                f"{name} cannot update class weights part by part, as it is done here; choose "
+                f"another, as {', '.join(LAZY_OPTIMIZERS)}"
+            )
+        if head.sampler.is_sparse and hasattr(optimizer, "lazy_update"):
+            optimizer.lazy_update = True
         self._optimizer = optimizer
         self._scale = optimizer.rescale_grad
-        self._updater = mx.optimizer.get_updater(optimizer)
+        self._updates = optimizer.begin_num_update
+        self._states: list = []  # one a shard, as the optimizer makes it
 
     @property
     def optimizer(self) -> mx.optimizer.Optimizer:
@@ -82,45 +89,44 @@ class HeadTrainer:
             Do nothing, instead of raising, where there was no backward pass since the last step.
         """
         try:
-            gradients = self._head.take_gradients()
+            batch = self._head.take_batch()
         except StaleGradientError:
             if ignore_stale_grad:
                 return
             raise
+        self._ensure_states()
         self._optimizer.rescale_grad = self._scale / batch_size
-        for number, (shard, (rows, gradient)) in enumerate(zip(self._head.store.shards, gradients)):
-            if rows is None:
-                self._updater(number, gradient.as_in_context(shard.home), shard.weight)
-            elif len(rows):
-                index = nd.array(rows, ctx=shard.home, dtype="int64")
-                sparse = nd.sparse.row_sparse_array(
-                    (gradient.as_in_context(shard.home), index),
-                    shape=shard.weight.shape,
-                    ctx=shard.home,
-                )
-                self._updater(number, sparse, shard.weight)
-            else:  # a step counts on every shard, or Adam's would drift apart
-                self._optimizer._set_current_context(shard.home.device_id)
-                self._optimizer._update_count(number)
+        for number, rows, gradient in batch.weight_gradients():
+            self._update(number, rows, gradient)
+        self._updates += 1
+        batch.is_finished = True
+
+    def _update(self, number: int, rows: slice | np.ndarray, gradient: nd.NDArray) -> None:
+        """Update rows of a shard."""
+        shard, state = self._head.store.shards[number], self._states[number]
+        weight, gradient = shard.weight, gradient.as_in_context(shard.home)
+        if isinstance(rows, slice):
+            weight, state = weight[rows], _rows_of(state, rows)
+        else:
+            index = nd.array(rows, ctx=shard.home, dtype="int64")
+            gradient = nd.sparse.row_sparse_array(
+                (gradient, index), shape=weight.shape, ctx=shard.home
+            )
+        # MXNet counts the updates by device and array. Here a step is one, for every block.
+        self._optimizer._set_current_context(0)
+        self._optimizer._index_update_count[number] = self._updates
+        self._optimizer.update(number, weight, gradient, state)
 
     def save_states(self, path: str) -> None:
         """Save the optimizer's state, in a form that does not depend on the number of devices."""
         self._ensure_states()
-        shards = [self._updater.states[number] for number in range(len(self._head.store.shards))]
-        parts = [_as_tuple(state) for state in shards]
         content = {
-            f"state{place}": nd.array(np.concatenate([part[place].asnumpy() for part in parts]))
-            for place in range(len(parts[0]))
+            f"state{place}": nd.array(np.concatenate([part.asnumpy() for part in parts]))
+            for place, parts in enumerate(zip(*map(_as_tuple, self._states)))
         }
-        # MXNet counts the updates by device and array; ours are all the same.
-        counts = [
-            count
-            for of_device in self._optimizer._all_index_update_counts.values()
-            for count in of_device.values()
-        ]
         facts = {
             "optimizer": type(self._optimizer).__name__,
-            "num_update": max([self._optimizer.begin_num_update, *counts]),
+            "num_update": self._updates,
             "learning_rate": self._optimizer.lr,
             "step": self._head.step,
             "criterion": self._head.criterion.state,
@@ -145,8 +151,7 @@ class HeadTrainer:
             )
         self._ensure_states()
         arrays = [content[f"state{place}"] for place in range(len(content))]
-        for number, shard in enumerate(self._head.store.shards):
-            state = _as_tuple(self._updater.states[number])
+        for shard, state in zip(self._head.store.shards, map(_as_tuple, self._states)):
             if len(state) != len(arrays) or any(len(a) != self._head.num_classes for a in arrays):
                 raise ValueError(
                     f"{path}: the state is not that of {self._head.num_classes} classes with these "
@@ -154,23 +159,27 @@ class HeadTrainer:
                 )
             for target, array in zip(state, arrays):
                 target[:] = array[shard.start : shard.stop]
-            self._optimizer._set_current_context(shard.home.device_id)
-            self._optimizer._index_update_count[number] = facts["num_update"]
-        self._optimizer.num_update = facts["num_update"]
+        self._updates = self._optimizer.num_update = facts["num_update"]
         if self._optimizer.lr_scheduler is None:
             self._optimizer.lr = facts["learning_rate"]
         self._head.step = facts["step"]
         self._head.criterion.state.update(facts["criterion"])
 
     def _ensure_states(self) -> None:
-        for number, shard in enumerate(self._head.store.shards):
-            if number not in self._updater.states:
-                state = self._optimizer.create_state_multi_precision(number, shard.weight)
-                self._updater.states[number] = state
-                self._updater.states_synced[number] = True
+        if not self._states:
+            self._states = [
+                self._optimizer.create_state(number, shard.weight)
+                for number, shard in enumerate(self._head.store.shards)
+            ]
 
 
 def _as_tuple(state) -> tuple[nd.NDArray, ...]:
     if state is None:
         return ()
     return state if isinstance(state, tuple) else (state,)
+
+
+def _rows_of(state, rows: slice):
+    if isinstance(state, tuple):
+        return tuple(part[rows] for part in state)
+    return None if state is None else state[rows]

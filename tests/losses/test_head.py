@@ -4,6 +4,7 @@ import pytest
 from mxnet import autograd, gluon, nd
 
 from dsoftmax import losses
+from dsoftmax.losses import negatives
 
 
 @pytest.fixture
@@ -117,16 +118,44 @@ def test_two_batches_before_one_backward(preset, rng):
         else:
             for x in (first, second):
                 backward(head, x, labels)
-                head.take_gradients()
+                head.take_batch().is_finished = True
         return first.grad.asnumpy(), second.grad.asnumpy()
 
     for one, other in zip(gradients(True), gradients(False)):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("preset", ["dsoftmax", "arcface", "softmax", "dsoftmax_b"])
+@pytest.mark.parametrize("optimizer", ["sgd", "nag", "adam", "rmsprop"])
+def test_many_blocks_are_one_update(preset, optimizer, rng, monkeypatch):
+    """Without chunks, too, the classes are taken in blocks; neither value nor update shows it."""
+    x, labels = nd.array(rng.normal(size=(5, 6))), np.array([3, 3, 19, 7, 8])
+
+    def weights_after(steps, block):
+        monkeypatch.setattr(negatives, "CACHED_CLASSES", block)
+        head = losses.create(preset, 20, 6, seed=1, scale=4)
+        head.initialize(mx.init.Normal(0.1))
+        trainer = head.trainer(optimizer, {"learning_rate": 0.1, "wd": 0.1})
+        for _ in range(steps):
+            values = backward(head, x, labels).asnumpy()
+            trainer.step(5)
+        return values, head.class_weights()
+
+    for whole, blocks in zip(weights_after(4, 100), weights_after(4, 7)):
+        np.testing.assert_allclose(blocks, whole, rtol=1e-5, atol=1e-6)
+
+
+def test_new_weights_drop_the_gradients_of_the_old(head, batch):
+    backward(head, *batch)
+    head.load_class_weights(np.ones((20, 6)))
+    with pytest.raises(losses.trainer.StaleGradientError):
+        head.trainer().step(5)
+    np.testing.assert_array_equal(head.class_weights(), 1)
+
+
 def test_memory_is_used_again(head, batch):
     backward(head, *batch)
-    head.take_gradients()
+    head.take_batch().is_finished = True
     workspaces = head._last.workspaces
     head(*batch)  # an evaluation in between
     backward(head, *batch)
@@ -137,7 +166,7 @@ def test_a_second_backward_is_refused(head, batch):
     with autograd.record():
         loss = head(*batch)
     loss.backward(retain_graph=True)
-    head.take_gradients()
+    head.take_batch().is_finished = True
     with pytest.raises(mx.MXNetError):
         loss.backward()
         nd.waitall()
@@ -412,6 +441,11 @@ class TestTrainer:
         with pytest.raises(ValueError, match="legal are adagrad, adam, ftrl, sgd"):
             head.trainer("nag", {"momentum": 0.9})
         losses.create("dsoftmax", 100, 4).trainer("nag", {"momentum": 0.9})
+
+    @pytest.mark.parametrize("name", ["lars", "lamb", "lbsgd", "nadam", "dcasgd"])
+    def test_optimizers_of_whole_arrays(self, name):
+        with pytest.raises(ValueError, match=f"{name} cannot update class weights part by part"):
+            losses.create("dsoftmax", 100, 4).trainer(name)
 
     def test_an_optimizer_of_ones_own(self, head, batch):
         trainer = head.trainer(mx.optimizer.SGD(learning_rate=0.5))
