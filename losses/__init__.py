@@ -11,6 +11,10 @@ from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
 
+from dsoftmax.losses import operators  # noqa: E402
+
+operators.load()
+
 from dsoftmax.losses.criteria import (  # noqa: E402
     AdaFace,
     ArcFace,

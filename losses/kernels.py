@@ -1,15 +1,19 @@
 """The passes over rows and columns that a step is made of, beside its matrix products.
 
-MXNet's operators differ widely in speed where their results are the same; these are the fast ones.
+Each is one sweep of an operator of our own where these are built, and else made of MXNet's, which
+differ widely in speed where their results are the same: here are the fast ones.
 """
 
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
+
+from dsoftmax.losses import operators
 
 # Stands for the logarithm of an empty sum. Finite, so that no difference of two is NaN.
 NOTHING = -1e30
@@ -67,6 +71,8 @@ def inverse_norm(vectors: nd.NDArray, scratch: nd.NDArray | None = None) -> nd.N
 
     `scratch` may be memory of the vectors' shape to work in.
     """
+    if operators.serve(vectors.context):
+        return nd._internal._dsoftmax_inverse_norm(vectors)
     squared = row_sum(nd.square(vectors, out=scratch))
     return (squared > SMALLEST_NORM**2) * nd.rsqrt(nd.maximum(squared, SMALLEST_NORM**2))
 
@@ -85,6 +91,165 @@ def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> n
     along = row_sum(gradient * vectors) * nd.square(inverse)
     gradient -= nd.broadcast_mul(vectors, along)
     return nd.broadcast_mul(gradient, inverse, out=gradient)
+
+
+def probabilities_of(
+    logits: nd.NDArray,
+    inverse: nd.NDArray | None,
+    own: np.ndarray,
+    offset: nd.NDArray | None,
+    out: nd.NDArray,
+) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray]:
+    """Make the probabilities of products with class weights, and look at these on the way.
+
+    Parameters
+    ----------
+    logits : (B, C)
+        Products with the weights. They are divided by the weights' norms in place, and those with
+        the own classes set to `NOTHING`.
+    inverse : (C, 1) or None
+        Of `inverse_norm`; None if the norms are to stay.
+    own : (B,) int64
+        The column of each sample's own class; -1 for none.
+    offset : (1, C) or None
+        To be added to the logits, not in place.
+    out : (B, C)
+        For the probabilities divided by the weights' norms; 0 for the own class.
+
+    Returns
+    -------
+    n, total, largest : (B,) each
+        The log-sum-exp with the offset, and the sum and the largest without, of the logits but the
+        own.
+    """
+    context, (batch, classes) = logits.context, logits.shape
+    if operators.serve(context):
+        inverse = nd.ones((classes, 1), ctx=context) if inverse is None else inverse
+        offset = nd.zeros((1, classes), ctx=context) if offset is None else offset
+        own = nd.array(own, ctx=context, dtype="int32")
+        found = [nd.empty((batch,), ctx=context) for _ in range(3)]
+        nd._internal._dsoftmax_probabilities(logits, inverse, own, offset, out=[out, *found])
+        return tuple(found)
+    if inverse is not None:
+        nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
+    total = row_sum(logits).reshape(-1)
+    rows = np.flatnonzero(own >= 0)
+    if len(rows):
+        places = nd.array(np.stack([rows, own[rows]]), ctx=context, dtype="int32")
+        masked = nd.gather_nd(logits, places)
+        total = total - nd.scatter_nd(masked, places[:1], shape=total.shape)
+        nothing = nd.full((len(rows),), NOTHING, ctx=context)
+        nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
+    top = largest = row_max(logits)
+    if offset is None:
+        nd.softmax(logits, out=out)
+    else:
+        corrected = nd.broadcast_add(logits, offset, out=out)
+        top = row_max(corrected)
+        nd.softmax(corrected, out=out)
+    # The largest probability is exp(largest logit - n).
+    n = top - nd.log(row_max(out))
+    if inverse is not None:
+        nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
+    return n, total, largest
+
+
+def product_over_batch(
+    share: nd.NDArray, logits: nd.NDArray, probabilities: nd.NDArray
+) -> nd.NDArray:
+    """Return the sum over the batch of share (B,) × logit × probability (B, C), (C, 1).
+
+    The logits may be overwritten.
+    """
+    if operators.serve(logits.context):
+        return nd._internal._dsoftmax_along(share, logits, probabilities)
+    nd.elemwise_mul(logits, probabilities, out=logits)
+    return nd.dot(share.expand_dims(0), logits).reshape((-1, 1))
+
+
+class RowGradient(NamedTuple):
+    """A gradient to some class weights, ``values - along * weight``."""
+
+    values: nd.NDArray  # (n, D)
+    along: nd.NDArray | None = None  # (n, 1)
+    weight: nd.NDArray | None = None  # (n, D), if there is `along`
+
+    def whole(self) -> nd.NDArray:
+        """Return the gradient, (n, D), in the place of the values."""
+        if self.along is not None:
+            nd.elemwise_sub(self.values, nd.broadcast_mul(self.weight, self.along), out=self.values)
+        return self.values
+
+
+def weight_gradient(
+    probabilities: nd.NDArray,
+    embedding: nd.NDArray,
+    weight: nd.NDArray,
+    along: nd.NDArray | None,
+    out: nd.NDArray,
+) -> RowGradient:
+    """Return ``probabilitiesᵀ · embedding - along * weight``, of (B, C), (B, D), (C, D), (C, 1)."""
+    if along is None or operators.serve(weight.context):  # the rest is left to `sgd`
+        nd.dot(probabilities, embedding, transpose_a=True, out=out)
+        return RowGradient(out, along, weight)
+    nd.broadcast_mul(weight, along, out=out)
+    nd.linalg.gemm(probabilities, embedding, out, transpose_a=True, beta=-1.0, out=out)
+    return RowGradient(out)
+
+
+def as_row_sparse(values: nd.NDArray, rows: np.ndarray | None, weight: nd.NDArray) -> nd.NDArray:
+    """Return a gradient to some rows of the weights in MXNet's form; as it is for None, all."""
+    if rows is None:
+        return values
+    index = nd.array(rows, ctx=weight.context, dtype="int64")
+    return nd.sparse.row_sparse_array((values, index), shape=weight.shape, ctx=weight.context)
+
+
+class Sgd(NamedTuple):
+    """What stochastic gradient descent needs to know for an update."""
+
+    lr: float
+    momentum: float
+    wd: float
+    rescale_grad: float
+    clip_gradient: float | None
+
+    def update(
+        self,
+        weight: nd.NDArray,
+        state: nd.NDArray | None,
+        rows: np.ndarray | None,
+        gradient: RowGradient,
+    ) -> None:
+        """Update rows of the weights and, where there is momentum, of the state, in place.
+
+        Parameters
+        ----------
+        weight, state : (K, D)
+        rows : (n,) or None
+            Distinct; None for all.
+        gradient : RowGradient
+            Of these rows, on the weights' context.
+        """
+        context = weight.context
+        options = self._asdict()
+        if operators.serve(context):
+            options["clip_gradient"] = self.clip_gradient or math.inf
+            arrays = [weight] if state is None else [weight, state]
+            count = len(gradient.values)
+            along = gradient.along
+            along = nd.zeros((count, 1), ctx=context) if along is None else along
+            rows = np.arange(count) if rows is None else rows
+            rows = nd.array(rows, ctx=context, dtype="int32")
+            nd._internal._dsoftmax_sgd(gradient.values, along, rows, *arrays, **options)
+            return
+        values = as_row_sparse(gradient.whole(), rows, weight)
+        options["clip_gradient"] = self.clip_gradient or -1.0
+        if state is None:
+            del options["momentum"]
+            nd.sgd_update(weight, values, out=weight, lazy_update=True, **options)
+        else:
+            nd.sgd_mom_update(weight, values, state, out=weight, lazy_update=True, **options)
 
 
 def combine(parts: list[nd.NDArray]) -> nd.NDArray:

@@ -16,11 +16,13 @@ from mxnet.gluon import HybridBlock
 from dsoftmax.losses.kernels import (
     NOTHING,
     SMALLEST_NORM,
+    RowGradient,
     Workspace,
     combine,
     inverse_norm,
-    row_max,
-    row_sum,
+    probabilities_of,
+    product_over_batch,
+    weight_gradient,
 )
 
 # Classes at a time: few enough for the processor's cache, many enough for fast products.
@@ -169,23 +171,11 @@ class ShardedLogSumExp:
         if self.normalize:
             inverse = inverse_norm(weight, self.workspace.get("scratch", *weight.shape))
         self._inverses.append(inverse)
-        logits = self._logits(number)
-        total = self._mask(number, logits)
-        largest = row_max(logits)
-        top = largest
-        if self.offset is not None:
-            self._add_offset(number, logits)
-            top = row_max(logits)
-        probabilities = nd.softmax(logits, out=self._buffer("probabilities", number))
-        # The largest probability is exp(largest logit - n).
-        n = top - nd.log(row_max(probabilities))
-        pull = None
-        if self.for_training:
-            self._divide_by_norm(number, probabilities)
-            pull = nd.dot(probabilities, weight)
+        _, probabilities, (n, total, largest) = self._compute(number)
+        pull = nd.dot(probabilities, weight) if self.for_training else None
         return Found(n, total, largest, pull)
 
-    def weight_gradient(self, number: int, to_n: nd.NDArray, n: nd.NDArray) -> nd.NDArray:
+    def weight_gradient(self, number: int, to_n: nd.NDArray, n: nd.NDArray) -> RowGradient:
         """Return the gradient to the weights of a block, in memory the next block's will use.
 
         Parameters
@@ -196,71 +186,39 @@ class ShardedLogSumExp:
             The gradient to n over all devices.
         n : (B,)
             That n.
-
-        Returns
-        -------
-        (classes of the block, D)
         """
         weight, inverse = self.weight[self.blocks[number]], self._inverses[number]
         if self._keeps:
             logits = self._buffer("logits", number)
             probabilities = self._buffer("probabilities", number)
         else:
-            logits = self._logits(number)
-            self._mask(number, logits)
-            self._add_offset(number, logits)
-            probabilities = nd.softmax(logits, out=self._buffer("probabilities", number))
-            self._divide_by_norm(number, probabilities)
+            logits, probabilities, _ = self._compute(number)
         # The probabilities are those within the block; its share of all of n scales the rows, on
         # the (B, D) side of the product, which is the smaller one.
         share = to_n * nd.exp(self._parts[number] - n)
         embedding = share.expand_dims(1) * self.embedding
-        gradient = self.workspace.get("gradient", *weight.shape)
-        if inverse is None:
-            return nd.dot(probabilities, embedding, transpose_a=True, out=gradient)
-        # With ŵ = w / |w| and g the gradient to ŵ, that to w is (g - (g · ŵ) ŵ) / |w|, and
-        # g · ŵ is the sum over the batch of share × probability × logit.
-        if self.offset is not None:
-            nd.broadcast_sub(logits, self.offset[:, self.blocks[number]], out=logits)
-        nd.elemwise_mul(logits, probabilities, out=logits)
-        along = nd.dot(share.expand_dims(0), logits).reshape((-1, 1)) * inverse
-        nd.broadcast_mul(weight, along, out=gradient)
-        return nd.linalg.gemm(
-            probabilities, embedding, gradient, transpose_a=True, beta=-1.0, out=gradient
-        )
+        along = None
+        if inverse is not None:
+            # With ŵ = w / |w| and g the gradient to ŵ, that to w is (g - (g · ŵ) ŵ) / |w|, and
+            # g · ŵ is the sum over the batch of share × probability × logit.
+            along = product_over_batch(share, logits, probabilities) * inverse
+        out = self.workspace.get("gradient", *weight.shape)
+        return weight_gradient(probabilities, embedding, weight, along, out)
+
+    def _compute(self, number: int) -> tuple[nd.NDArray, nd.NDArray, tuple]:
+        """Return the logits and probabilities of a block, and what `probabilities_of` finds."""
+        block = self.blocks[number]
+        logits = self._buffer("logits", number)
+        nd.dot(self.embedding, self.weight[block], transpose_b=True, out=logits)
+        inside = (self.own >= block.start) & (self.own < block.stop)
+        own = np.where(inside, self.own - block.start, -1)
+        offset = None if self.offset is None else self.offset[:, block]
+        probabilities = self._buffer("probabilities", number)
+        found = probabilities_of(logits, self._inverses[number], own, offset, probabilities)
+        return logits, probabilities, found
 
     def _buffer(self, name: str, number: int) -> nd.NDArray:
         block = self.blocks[number]
         if self._keeps:
             name = f"{name} {number}"
         return self.workspace.get(name, len(self.embedding), block.stop - block.start)
-
-    def _logits(self, number: int) -> nd.NDArray:
-        """Multiply the batch with a block of the weights, (B, classes)."""
-        logits = self._buffer("logits", number)
-        nd.dot(self.embedding, self.weight[self.blocks[number]], transpose_b=True, out=logits)
-        return self._divide_by_norm(number, logits)
-
-    def _divide_by_norm(self, number: int, columns: nd.NDArray) -> nd.NDArray:
-        inverse = self._inverses[number]
-        if inverse is None:
-            return columns
-        return nd.broadcast_mul(columns, inverse.reshape((1, -1)), out=columns)
-
-    def _mask(self, number: int, logits: nd.NDArray) -> nd.NDArray:
-        """Mask the own classes; return the sum of the other logits, (B,)."""
-        total = row_sum(logits).reshape(-1)
-        block = self.blocks[number]
-        rows = np.flatnonzero((self.own >= block.start) & (self.own < block.stop))
-        if len(rows):
-            places = np.stack([rows, self.own[rows] - block.start])
-            places = nd.array(places, ctx=logits.context, dtype="int32")
-            masked = nd.gather_nd(logits, places)
-            total = total - nd.scatter_nd(masked, places[:1], shape=total.shape)
-            nothing = nd.full((len(rows),), NOTHING, ctx=logits.context)
-            nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
-        return total
-
-    def _add_offset(self, number: int, logits: nd.NDArray) -> None:
-        if self.offset is not None:
-            nd.broadcast_add(logits, self.offset[:, self.blocks[number]], out=logits)

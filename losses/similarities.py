@@ -9,6 +9,7 @@ from mxnet import autograd, nd
 
 from dsoftmax.losses.kernels import (
     NOTHING,
+    RowGradient,
     Workspace,
     add_rows,
     inverse_norm,
@@ -122,7 +123,7 @@ class Share:
 
     def weight_gradients(
         self, to_z_y: nd.NDArray, to_n: nd.NDArray, n: nd.NDArray
-    ) -> Iterator[tuple[slice | np.ndarray, nd.NDArray]]:
+    ) -> Iterator[tuple[slice | np.ndarray, RowGradient]]:
         """Make the gradient to this share's class weights, a block at a time.
 
         Parameters
@@ -138,8 +139,8 @@ class Share:
         ------
         rows : slice or (classes,) int64
             Of the shard.
-        gradient : (classes, D)
-            Until the next is asked for.
+        gradient : RowGradient
+            To be used before the next is asked for.
         """
         targets = self._target_gradient(to_z_y) if len(self.samples) else None
         if self.negatives:
@@ -150,13 +151,13 @@ class Share:
                 )
                 if len(inside):
                     add_rows(
-                        gradient,
+                        gradient.values,
                         self.label_rows[inside] - block.start,
                         take_rows(targets, inside),
                     )
                 yield block if self.rows is None else self.rows[block], gradient
         if self.columns < self.rows_touched:  # the labels are no negatives
-            yield self.labels, targets
+            yield self.labels, RowGradient(targets)
 
     def _target_gradient(self, to_z_y: nd.NDArray) -> nd.NDArray:
         """Return the gradient of the targets to the weights of `labels`, (labels, D)."""
@@ -288,7 +289,7 @@ class Similarities(autograd.Function):
             project(to_unit, self.embeddings, self.inverse)
         return to_unit, nd.zeros((1,), ctx=self.context)
 
-    def weight_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, nd.NDArray]]:
+    def weight_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
         """Make the gradients to the class weights, a block at a time.
 
         Yields

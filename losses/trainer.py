@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
+from dsoftmax.losses.kernels import RowGradient, Sgd, as_row_sparse
 from dsoftmax.recognition.files import AtomicFile
 
 if TYPE_CHECKING:
@@ -101,21 +102,33 @@ class HeadTrainer:
         self._updates += 1
         batch.is_finished = True
 
-    def _update(self, number: int, rows: slice | np.ndarray, gradient: nd.NDArray) -> None:
+    def _update(self, number: int, rows: slice | np.ndarray, gradient: RowGradient) -> None:
         """Update rows of a shard."""
         shard, state = self._head.store.shards[number], self._states[number]
-        weight, gradient = shard.weight, gradient.as_in_context(shard.home)
+        weight = shard.weight
         if isinstance(rows, slice):
-            weight, state = weight[rows], _rows_of(state, rows)
-        else:
-            index = nd.array(rows, ctx=shard.home, dtype="int64")
-            gradient = nd.sparse.row_sparse_array(
-                (gradient, index), shape=weight.shape, ctx=shard.home
-            )
+            weight, state, rows = weight[rows], _rows_of(state, rows), None
+        if shard.home != shard.device:
+            gradient = RowGradient(gradient.whole().as_in_context(shard.home))
         # MXNet counts the updates by device and array. Here a step is one, for every block.
         self._optimizer._set_current_context(0)
         self._optimizer._index_update_count[number] = self._updates
-        self._optimizer.update(number, weight, gradient, state)
+        if type(self._optimizer) is mx.optimizer.SGD:
+            self._optimizer._update_count(number)
+            self._sgd(number).update(weight, state, rows, gradient)
+        else:
+            values = as_row_sparse(gradient.whole(), rows, weight)
+            self._optimizer.update(number, weight, values, state)
+
+    def _sgd(self, number: int) -> Sgd:
+        optimizer = self._optimizer
+        return Sgd(
+            lr=optimizer._get_lr(number),
+            momentum=optimizer.momentum,
+            wd=optimizer._get_wd(number),
+            rescale_grad=optimizer.rescale_grad,
+            clip_gradient=optimizer.clip_gradient,
+        )
 
     def save_states(self, path: str) -> None:
         """Save the optimizer's state, in a form that does not depend on the number of devices."""

@@ -7,6 +7,17 @@ import pytest
 from mxnet import autograd
 
 from dsoftmax import losses
+from dsoftmax.losses import operators
+
+
+@pytest.fixture(autouse=True, params=["our operators", "MXNet's"])
+def implementation(request, monkeypatch):
+    """Both ways to compute are held to the same."""
+    if request.param == "MXNet's":
+        monkeypatch.setattr(operators, "_is_loaded", False)
+    elif not operators.load():
+        pytest.skip("the operators are not built: python tools/build_operators.py")
+
 
 # preset -> name of the naive loss, and options for both
 CASES = {

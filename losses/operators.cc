@@ -1,0 +1,312 @@
+// The passes of a step over class weights and logits, each in one sweep through memory.
+//
+// Operators for MXNet's engine on the CPU, loaded with mx.library.load. `kernels.py` calls them
+// where they are built (python tools/build_operators.py) and does the same with MXNet's own
+// operators where they are not.
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "mxnet/lib_api.h"
+
+using namespace mxnet::ext;
+using Attributes = std::unordered_map<std::string, std::string>;
+using Shapes = std::vector<std::vector<unsigned int>>;
+using Tensors = std::vector<MXTensor>;
+
+namespace {
+
+// Of kernels.py.
+const float kNothing = -1e30f;
+const float kSmallestNorm = 1e-10f;
+
+const float kSmallestExponent = -87.0f;  // whose exponential is a normal number
+
+// exp(x) for x <= 0 within 2 units in the last place, in a form compilers turn into vectors:
+// 2^k exp(r) with |r| <= log(2) / 2.
+inline float exp_of_negative(float x) {
+  x = std::max(x, kSmallestExponent);
+  const float shifted = x * 1.44269504f + 12582912.0f;  // 1.5 * 2^23: rounds to a whole number
+  const float k = shifted - 12582912.0f;
+  const float r = (x - k * 0.693359375f) + k * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  p = p * r * r + r + 1.0f;
+  int32_t bits;
+  std::memcpy(&bits, &shifted, sizeof bits);
+  bits <<= 23;  // the low bits of `shifted` are k
+  int32_t value;
+  std::memcpy(&value, &p, sizeof value);
+  value += bits;
+  std::memcpy(&p, &value, sizeof p);
+  return p;
+}
+
+float squared_length(const float* row, int64_t width) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < width; ++j) sum += row[j] * row[j];
+  return sum;
+}
+
+struct Summary {
+  float total, largest, top;  // sum and largest of the logits, largest with the offset
+};
+
+// Divides the logits by the norms and looks at them.
+void scale(float* logits, const float* inverse, const float* offset, int64_t count,
+                  Summary* summary) {
+  float total = summary->total, largest = summary->largest, top = summary->top;
+#pragma omp simd reduction(+ : total) reduction(max : largest, top)
+  for (int64_t j = 0; j < count; ++j) {
+    const float value = logits[j] * inverse[j];
+    logits[j] = value;
+    total += value;
+    largest = std::max(largest, value);
+    top = std::max(top, value + offset[j]);
+  }
+  *summary = {total, largest, top};
+}
+
+float exponentials(const float* logits, const float* offset, float largest, int64_t count,
+                          float* out) {
+  float sum = 0;
+#pragma omp simd reduction(+ : sum)
+  for (int64_t j = 0; j < count; ++j) {
+    const float shifted = logits[j] + offset[j] - largest;
+    const float value = exp_of_negative(shifted) * (shifted >= kSmallestExponent);
+    out[j] = value;
+    sum += value;
+  }
+  return sum;
+}
+
+void divide(float* values, const float* inverse, float factor, int64_t count) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) values[j] *= factor * inverse[j];
+}
+
+void add_product(float* sum, float factor, const float* a, const float* b, int64_t count) {
+#pragma omp simd
+  for (int64_t j = 0; j < count; ++j) sum[j] += factor * a[j] * b[j];
+}
+
+struct Sgd {
+  float lr, momentum, wd, rescale, clip;
+};
+
+void sgd_row(float* weight, float* state, const float* gradient, float along,
+                    const Sgd& sgd, int64_t width) {
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) {
+    float g = sgd.rescale * (gradient[j] - along * weight[j]);
+    g = std::min(std::max(g, -sgd.clip), sgd.clip) + sgd.wd * weight[j];
+    state[j] = sgd.momentum * state[j] - sgd.lr * g;
+    weight[j] += state[j];
+  }
+}
+
+void plain_sgd_row(float* weight, const float* gradient, float along, const Sgd& sgd,
+                          int64_t width) {
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) {
+    float g = sgd.rescale * (gradient[j] - along * weight[j]);
+    g = std::min(std::max(g, -sgd.clip), sgd.clip) + sgd.wd * weight[j];
+    weight[j] -= sgd.lr * g;
+  }
+}
+
+template <int inputs, int outputs>
+MXReturnValue count(const Attributes&, int* num_inputs, int* num_outputs) {
+  *num_inputs = inputs;
+  *num_outputs = outputs;
+  return MX_SUCCESS;
+}
+
+// Every output is float32; so is every input but row numbers, which are int32.
+template <int outputs>
+MXReturnValue all_float(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
+  for (int type : *in) {
+    if (type != kFloat32 && type != kInt32) {
+      MX_ERROR_MSG << "dsoftmax's operators take float32 and int32" << std::endl;
+      return MX_FAIL;
+    }
+  }
+  for (int i = 0; i < outputs; ++i) (*out)[i] = kFloat32;
+  return MX_SUCCESS;
+}
+
+// --- 1 / length of each row: vectors (n, D) -> (n, 1)
+
+MXReturnValue inverse_norm_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = {(*in)[0][0], 1};
+  return MX_SUCCESS;
+}
+
+MXReturnValue inverse_norm(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  const float* vectors = (*in)[0].data<float>();
+  float* inverse = (*out)[0].data<float>();
+  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+#pragma omp parallel for
+  for (int64_t i = 0; i < count; ++i) {
+    const float squared = squared_length(vectors + i * width, width);
+    inverse[i] = squared > kSmallestNorm * kSmallestNorm ? 1 / std::sqrt(squared) : 0.0f;
+  }
+  return MX_SUCCESS;
+}
+
+// --- logits (B, C), inverse (C, 1), own (B,), offset (1, C)
+//     -> probabilities / norm (B, C), n (B,), total (B,), largest (B,)
+// The logits are divided by the norms and masked in place; the offset is added on the way only.
+
+MXReturnValue probabilities_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = (*in)[0];
+  for (int i = 1; i < 4; ++i) (*out)[i] = {(*in)[0][0]};
+  return MX_SUCCESS;
+}
+
+MXReturnValue probabilities_mutate(const Attributes&, std::vector<int>* mutated) {
+  *mutated = {0};
+  return MX_SUCCESS;
+}
+
+MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  float* logits = (*in)[0].data<float>();
+  const float* inverse = (*in)[1].data<float>();
+  const int32_t* own = (*in)[2].data<int32_t>();
+  const float* offset = (*in)[3].data<float>();
+  float* found = (*out)[0].data<float>();
+  float *n = (*out)[1].data<float>(), *total = (*out)[2].data<float>();
+  float* largest = (*out)[3].data<float>();
+  const int64_t rows = (*in)[0].shape[0], classes = (*in)[0].shape[1];
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i) {
+    float *z = logits + i * classes, *p = found + i * classes;
+    // The own class is no negative: look at those before it and at those after it.
+    const int64_t before = own[i] < 0 ? classes : own[i], after = std::min(before + 1, classes);
+    Summary summary = {0, kNothing, kNothing};
+    scale(z, inverse, offset, before, &summary);
+    scale(z + after, inverse + after, offset + after, classes - after, &summary);
+    float sum = exponentials(z, offset, summary.top, before, p);
+    sum += exponentials(z + after, offset + after, summary.top, classes - after, p + after);
+    if (before < classes) {
+      z[before] = kNothing;
+      p[before] = 0;
+    }
+    n[i] = sum > 0 ? summary.top + std::log(sum) : kNothing;
+    total[i] = summary.total;
+    largest[i] = summary.largest;
+    divide(p, inverse, sum > 0 ? 1 / sum : 0, classes);
+  }
+  return MX_SUCCESS;
+}
+
+// --- share (B,), logits (B, C), probabilities (B, C) -> sum over the batch of their product (C, 1)
+
+MXReturnValue along_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = {(*in)[1][1], 1};
+  return MX_SUCCESS;
+}
+
+MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  const float *share = (*in)[0].data<float>(), *logits = (*in)[1].data<float>();
+  const float* probabilities = (*in)[2].data<float>();
+  float* sum = (*out)[0].data<float>();
+  const int64_t rows = (*in)[1].shape[0], classes = (*in)[1].shape[1];
+  const int64_t strip = 2048;  // sums that stay in the innermost cache
+#pragma omp parallel for
+  for (int64_t start = 0; start < classes; start += strip) {
+    const int64_t count = std::min(strip, classes - start);
+    std::fill_n(sum + start, count, 0.0f);
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t at = i * classes + start;
+      add_product(sum + start, share[i], logits + at, probabilities + at, count);
+    }
+  }
+  return MX_SUCCESS;
+}
+
+// --- SGD on rows of weight (K, D), and momentum (K, D) if there is any, in place:
+//     gradient (n, D) - along (n, 1) * weight, rows (n,)  -> (1,), which says nothing
+
+MXReturnValue sgd_count(const Attributes& attributes, int* num_inputs, int* num_outputs) {
+  *num_inputs = attributes.at("momentum") == "0.0" ? 4 : 5;
+  *num_outputs = 1;
+  return MX_SUCCESS;
+}
+
+MXReturnValue sgd_shape(const Attributes&, Shapes*, Shapes* out) {
+  (*out)[0] = {1};
+  return MX_SUCCESS;
+}
+
+MXReturnValue sgd_mutate(const Attributes& attributes, std::vector<int>* mutated) {
+  *mutated = {3};
+  if (attributes.at("momentum") != "0.0") mutated->push_back(4);
+  return MX_SUCCESS;
+}
+
+MXReturnValue sgd(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
+  const auto number = [&](const char* name) { return std::stof(attributes.at(name)); };
+  const Sgd sgd = {number("lr"), number("momentum"), number("wd"), number("rescale_grad"),
+                   number("clip_gradient")};
+  const float *gradient = (*in)[0].data<float>(), *along = (*in)[1].data<float>();
+  const int32_t* rows = (*in)[2].data<int32_t>();
+  float* weight = (*in)[3].data<float>();
+  float* state = in->size() > 4 ? (*in)[4].data<float>() : nullptr;
+  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+#pragma omp parallel for
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = rows[i] * width;
+    if (state) {
+      sgd_row(weight + at, state + at, gradient + i * width, along[i], sgd, width);
+    } else {
+      plain_sgd_row(weight + at, gradient + i * width, along[i], sgd, width);
+    }
+  }
+  (*out)[0].data<float>()[0] = 0;
+  return MX_SUCCESS;
+}
+
+}  // namespace
+
+REGISTER_OP(_dsoftmax_inverse_norm)
+    .setForward(inverse_norm, "cpu")
+    .setParseAttrs(count<1, 1>)
+    .setInferType(all_float<1>)
+    .setInferShape(inverse_norm_shape);
+
+REGISTER_OP(_dsoftmax_probabilities)
+    .setForward(probabilities, "cpu")
+    .setParseAttrs(count<4, 4>)
+    .setInferType(all_float<4>)
+    .setInferShape(probabilities_shape)
+    .setMutateInputs(probabilities_mutate);
+
+REGISTER_OP(_dsoftmax_along)
+    .setForward(along, "cpu")
+    .setParseAttrs(count<3, 1>)
+    .setInferType(all_float<1>)
+    .setInferShape(along_shape);
+
+REGISTER_OP(_dsoftmax_sgd)
+    .setForward(sgd, "cpu")
+    .setParseAttrs(sgd_count)
+    .setInferType(all_float<1>)
+    .setInferShape(sgd_shape)
+    .setMutateInputs(sgd_mutate);
+
+MXReturnValue initialize(int version) {
+  if (version >= 10700) return MX_SUCCESS;
+  MX_ERROR_MSG << "dsoftmax's operators need MXNet 1.7 or newer" << std::endl;
+  return MX_FAIL;
+}

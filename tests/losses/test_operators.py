@@ -1,0 +1,169 @@
+"""The operators of our own do what MXNet's do, and can be built or done without."""
+
+import os
+import subprocess
+import sys
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import nd
+
+from dsoftmax.losses import kernels, operators
+from dsoftmax.tools import build_operators
+
+needs_operators = pytest.mark.skipif(
+    not operators.load(), reason="the operators are not built: python tools/build_operators.py"
+)
+
+
+def both_ways(monkeypatch, function):
+    """Return what a function returns with the operators and without."""
+    fast = function()
+    monkeypatch.setattr(operators, "_is_loaded", False)
+    return fast, function()
+
+
+def assert_same(one, other, tolerance=1e-5):
+    for fast, plain in zip(one, other):
+        size = max(np.abs(plain[np.abs(plain) < 1e20]).max(initial=0), 1e-3)
+        np.testing.assert_allclose(fast, plain, rtol=tolerance, atol=tolerance * size)
+
+
+@needs_operators
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (3, 5), (100, 512), (17, 33)])
+def test_inverse_norm(count, width, rng, monkeypatch):
+    vectors = rng.normal(size=(count, width)) * 10.0 ** rng.integers(-6, 6, (count, 1))
+    vectors[0] = 0
+    vectors = nd.array(vectors)
+    one, other = both_ways(monkeypatch, lambda: [kernels.inverse_norm(vectors).asnumpy()])
+    assert_same(one, other)
+    assert one[0][0] == 0
+
+
+@needs_operators
+@pytest.mark.parametrize("normalize", [True, False])
+@pytest.mark.parametrize("with_offset", [True, False])
+@pytest.mark.parametrize("scale", [1, 32, 300])
+@pytest.mark.parametrize("classes", [1, 2, 7, 300])
+def test_probabilities(normalize, with_offset, scale, classes, rng, monkeypatch):
+    products = rng.normal(size=(6, classes)) * scale
+    inverse = nd.array(rng.uniform(0.1, 3, (classes, 1))) if normalize else None
+    offset = nd.array(rng.uniform(0, 9, (1, classes))) if with_offset else None
+    own = rng.integers(-1, classes, 6)
+    own[:2] = [-1, classes - 1]
+    share = nd.array(rng.normal(size=6))
+
+    def run():
+        logits, out = nd.array(products), nd.empty((6, classes))
+        found = kernels.probabilities_of(logits, inverse, own, offset, out)
+        masked = logits.asnumpy()
+        results = [array.asnumpy() for array in (*found, out)] + [masked]
+        return results + [kernels.product_over_batch(share, logits, out).asnumpy()]
+
+    fast, plain = both_ways(monkeypatch, run)
+    if classes == 1:  # of a sample without negatives the probabilities mean nothing
+        for results in (fast, plain):
+            results[3][own >= 0] = 0
+            del results[5]
+    assert_same(fast, plain)
+
+
+@needs_operators
+def test_probabilities_in_double_precision(rng):
+    """As NumPy computes them, for logits far apart and close together."""
+    for scale in (0.01, 1, 30, 1000):
+        z = rng.normal(size=(8, 1000)).astype(np.float32) * scale
+        logits, out = nd.array(z), nd.empty(z.shape)
+        n, total, largest = kernels.probabilities_of(logits, None, np.full(8, -1), None, out)
+        exact = z.astype(np.float64)
+        exponentials = np.exp(exact - exact.max(axis=1, keepdims=True))
+        sums = exponentials.sum(axis=1, keepdims=True)
+        np.testing.assert_allclose(out.asnumpy(), exponentials / sums, rtol=5e-6, atol=1e-37)
+        np.testing.assert_allclose(
+            n.asnumpy(), exact.max(axis=1) + np.log(sums[:, 0]), rtol=1e-6, atol=2e-6
+        )
+        np.testing.assert_allclose(total.asnumpy(), exact.sum(axis=1), rtol=1e-4, atol=scale)
+        np.testing.assert_array_equal(largest.asnumpy(), z.max(axis=1))
+
+
+@needs_operators
+@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("clip", [None, 0.05])
+@pytest.mark.parametrize("every_row", [True, False])
+@pytest.mark.parametrize("with_along", [True, False])
+def test_sgd(momentum, clip, every_row, with_along, rng, monkeypatch):
+    rows = None if every_row else np.array([7, 0, 3])
+    count = 9 if every_row else 3
+    start, values = rng.normal(size=(9, 21)), rng.normal(size=(count, 21))
+    along = nd.array(rng.normal(size=(count, 1))) if with_along else None
+
+    def run():
+        weight, state = nd.array(start), nd.ones((9, 21)) if momentum else None
+        for _ in range(3):
+            used = weight if rows is None else weight[rows]
+            gradient = kernels.RowGradient(nd.array(values), along, used)
+            sgd = kernels.Sgd(0.1, momentum, 0.01, 0.5, clip)
+            sgd.update(weight, state, rows, gradient)
+        return [weight.asnumpy()] + ([state.asnumpy()] if momentum else [])
+
+    fast, plain = both_ways(monkeypatch, run)
+    assert_same(fast, plain)
+    if not every_row:
+        np.testing.assert_array_equal(fast[0][1], start.astype(np.float32)[1])
+
+
+def test_only_for_arrays_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(operators, "_is_loaded", True)
+    assert operators.serve(mx.cpu(3))
+    assert not operators.serve(mx.gpu(0))
+
+
+def test_the_switch():
+    code = "from dsoftmax.losses import operators; print(operators.load())"
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code],
+        env={**os.environ, operators.SWITCH: "0"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == "False\n"
+
+
+class TestBuild:
+    @pytest.fixture(autouse=True)
+    def elsewhere(self, tmp_path, monkeypatch):
+        source = tmp_path / "operators.cc"
+        source.write_text(operators.SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
+        monkeypatch.setattr(operators, "SOURCE", source)
+
+    def test_another_source_is_another_library(self):
+        former = operators.library()
+        operators.SOURCE.write_text("// new")
+        assert operators.library() != former
+
+    def test_no_compiler(self, monkeypatch, capsys):
+        monkeypatch.delenv("CXX", raising=False)
+        monkeypatch.setenv("PATH", "")
+        assert build_operators.main([]) == 2
+        assert "there is no C++ compiler" in capsys.readouterr().err
+
+    def test_a_compiler_that_fails(self, tmp_path, monkeypatch, capsys):
+        compiler = tmp_path / "compiler"
+        compiler.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        assert build_operators.main([]) == 2
+        assert "no such header" in capsys.readouterr().err
+        assert not list(tmp_path.glob("*operators-*"))
+
+    def test_former_ones_are_removed(self, tmp_path, monkeypatch):
+        compiler = tmp_path / "compiler"
+        compiler.write_text("#!/bin/sh\nexit 0\n")
+        compiler.chmod(0o755)
+        monkeypatch.setenv("CXX", str(compiler))
+        (tmp_path / "operators-0123456789ab.so").touch()
+        assert list(tmp_path.glob("operators-*")) == [tmp_path / "operators-0123456789ab.so"]
+        assert operators.build() == operators.library()
+        assert list(tmp_path.glob("operators-*")) == [operators.library()]
