@@ -26,7 +26,6 @@ MXNET = {
     ],
 }
 OPTIONAL = {
-    "forest": ["annoy>=1.17,<2"],
     "onnx": ["onnx>=1.12,<1.17", "onnxruntime>=1.15,<1.20"],
     "tensorboard": ["mxboard>=0.1,<0.2", "protobuf>=3.20.2,<4"],  # as old as mxboard
     "test": ["pytest>=7,<10", "ruff>=0.17,<0.18"],
@@ -46,6 +45,7 @@ setup(
         for package in find_packages(include=[folder, f"{folder}.*"])
     ],
     package_dir={f"dsoftmax.{folder}": folder for folder in FOLDERS},
+    package_data={"dsoftmax.losses": ["operators.cc"]},
     install_requires=[
         "numpy>=1.19,<1.24",  # MXNet 1.9.1 uses names that numpy 1.24 removed
         "gluoncv>=0.10.5,<0.11",

@@ -290,7 +290,7 @@ class SphereFace(Entangled):
         """Return λ, (1,), where there is annealing."""
         if not self.annealing:
             return []
-        return [mx.nd.array([self.annealed(batch.step)], ctx=batch.norm.context)]
+        return [mx.nd.full((1,), self.annealed(batch.step), ctx=batch.norm.context)]
 
     def target(self, F, z_y, annealed=None):
         """φ = (λ z + ψ) / (1 + λ)."""
@@ -412,7 +412,7 @@ class DSoftmax(Criterion):
         """Return the weight of the inter part, (1,), where it has one."""
         if batch.inter_weight is None:
             return []
-        return [mx.nd.array([batch.inter_weight], ctx=batch.norm.context)]
+        return [mx.nd.full((1,), batch.inter_weight, ctx=batch.norm.context)]
 
     def inter(self, F, z_y, n):
         """Return the inter-class loss, (B,); it may look at z_y but sends it no gradient."""

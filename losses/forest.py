@@ -2,27 +2,284 @@
 
 from __future__ import annotations
 
+import math
 import time
-from typing import Callable
 
 import numpy as np
+from mxnet import nd
 
+from dsoftmax.losses.kernels import (
+    SMALLEST_NORM,
+    Workspace,
+    from_numpy,
+    inverse_norm,
+    take_rows,
+)
 from dsoftmax.losses.samplers import Draw, RandomClasses, draw_others, generator
+from dsoftmax.losses.stores import ClassStore
+
+PLANES = 256  # shared by all trees: one product of matrices tells the sides of all
+DEEPEST = 16  # planes a tree: its leaves are numbered in uint16, which numpy sorts by radix
+IGNORED = 4  # planes of a tree, by a sample that nearly lies on them
+MEDIAN_OF = 4096  # classes
+PROJECTED_AT_ONCE = 1 << 14  # classes
+COMPARED = 8  # times as many classes as a sample asks for
+COMPARED_AT_ONCE = 2048  # classes, which stay in the processor's cache
+# How many bits of each uint16 are set.
+BITS_SET = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16)
+BITS_SET = BITS_SET.sum(axis=1, dtype=np.float32)
+
+
+class Forest:
+    """The class weights of one moment, sorted by the sides of random planes they lie on.
+
+    A plane is perpendicular to the difference of two random classes and halves all classes. A tree
+    takes some of the planes at random: classes on the same side of all of them are a leaf. What is
+    near a sample is looked for in its leaf of each tree, on both sides of the few planes that the
+    sample nearly lies on. Of what is found there, the classes that agree with the sample in most of
+    all planes are compared with it by their weights of today.
+
+    Made by `Forest.grow`, or from the ``state`` of another one.
+
+    Parameters
+    ----------
+    store : ClassStore
+        Where the weights of today are.
+    normalize : bool
+        Near by angle, or by inner product.
+    state : dict of numpy arrays
+        ``built_at`` (1,) int64, the step; ``directions`` (256, D) and ``thresholds`` (256,) of the
+        planes; ``planes`` (trees, depth) int32, those of each tree; ``ignored`` (1,) int64, how
+        many of these a sample ignores; ``sides`` (K, 32) uint8, a bit for each plane and class;
+        ``inverse_norms`` (K,).
+    """
+
+    def __init__(self, store: ClassStore, normalize: bool, state: dict[str, np.ndarray]):
+        self._store = store
+        self._normalize = normalize
+        self._workspaces = [Workspace(shard.home) for shard in store.shards]
+        self.state = state
+        trees, depth = state["planes"].shape
+        num_classes = store.shape[0]
+        by_plane = np.ascontiguousarray(state["sides"].T)
+        # The classes, leaf after leaf and tree after tree, and where each leaf starts.
+        self._classes = np.empty(trees * num_classes, np.int32)
+        counts = np.empty((trees, 2**depth), np.int64)
+        for tree, planes in enumerate(state["planes"]):
+            leaves = _leaves(by_plane, planes)
+            order = self._classes[tree * num_classes : (tree + 1) * num_classes]
+            order[:] = np.argsort(leaves, kind="stable")
+            counts[tree] = np.bincount(leaves, minlength=2**depth)
+        self._starts = np.append(0, np.cumsum(counts))
+
+    @classmethod
+    def grow(
+        cls, store: ClassStore, normalize: bool, trees: int, leaf: int, seed: int, step: int
+    ) -> Forest:
+        """Make a forest of the weights as they are.
+
+        Parameters
+        ----------
+        store, normalize
+            As of the class.
+        trees : int
+        leaf : int
+            Classes that a sample finds in a tree, about.
+        seed, step : int
+            What is random is a function of them.
+        """
+        random = generator(seed, step, stream=1)
+        num_classes = store.shape[0]
+        ends = _directions_of(store, random.integers(num_classes, size=2 * PLANES))
+        directions = _normalized(ends[:PLANES] - ends[PLANES:])
+        count = min(MEDIAN_OF, num_classes)
+        some = _directions_of(store, random.choice(num_classes, count, replace=False))
+        # A bit above the median, which may be a class: rounding would decide its side.
+        thresholds = np.median(some @ directions.T, axis=0) + 1e-5
+        needed = min(max(round(math.log2(num_classes / leaf)), 0), DEEPEST)
+        depth = min(needed + IGNORED, DEEPEST)
+        planes = [random.choice(PLANES, depth, replace=False) for _ in range(trees)]
+        sides, inverse_norms = _project(store, directions, thresholds)
+        return cls(
+            store,
+            normalize,
+            {
+                "built_at": np.array([step]),
+                "directions": directions,
+                "thresholds": thresholds,
+                "planes": np.array(planes, np.int32),
+                "ignored": np.array([depth - needed]),
+                "sides": sides,
+                "inverse_norms": inverse_norms,
+            },
+        )
+
+    def nearest(self, embeddings: np.ndarray, each: int) -> list[np.ndarray]:
+        """Return up to `each` classes near each sample, the nearest first, int64.
+
+        Parameters
+        ----------
+        embeddings : (B, D)
+            Of any length.
+        each : int
+        """
+        embeddings = _normalized(embeddings)
+        margins = embeddings @ self.state["directions"].T - self.state["thresholds"]
+        sides = np.packbits(margins > 0, axis=1)
+        leaves = self._leaves_around(sides, np.abs(margins))
+        candidates = [self._candidates(*sample, COMPARED * each) for sample in zip(leaves, sides)]
+        similarities = self._compare(embeddings, candidates)
+        return [self._rank(*sample)[:each] for sample in zip(candidates, similarities)]
+
+    def _leaves_around(self, sides: np.ndarray, distances: np.ndarray) -> np.ndarray:
+        """Return the leaves of all trees in which to look for what is near, (B, leaves) int64.
+
+        Parameters
+        ----------
+        sides : (B, 32) uint8
+            The samples'.
+        distances : (B, 256)
+            Those of the samples from the planes.
+        """
+        planes = self.state["planes"]
+        trees, depth = planes.shape
+        leaves = np.stack([_leaves(sides.T, tree) for tree in planes], axis=1)
+        leaves = (leaves + (np.arange(trees) << depth))[:, :, None]
+        nearest = np.argsort(distances[:, planes], axis=2)[:, :, : int(self.state["ignored"])]
+        for place in np.moveaxis(nearest, 2, 0)[..., None]:
+            leaves = np.concatenate([leaves, leaves ^ (1 << depth - 1 - place)], axis=2)
+        return leaves.reshape(len(sides), -1)
+
+    def _candidates(self, leaves: np.ndarray, sides: np.ndarray, count: int) -> np.ndarray:
+        """Return up to `count` classes in some leaves, sorted: those most like the sample.
+
+        Parameters
+        ----------
+        leaves : (leaves,) int64
+        sides : (32,) uint8
+            The sample's.
+        count : int
+        """
+        stops = self._starts[leaves + 1]
+        sizes = stops - self._starts[leaves]
+        places = np.arange(sizes.sum()) + np.repeat(stops - np.cumsum(sizes), sizes)
+        classes = np.unique(self._classes[places])
+        if len(classes) <= count:
+            return classes
+        differ = self.state["sides"].view(np.uint64).take(classes, axis=0) ^ sides.view(np.uint64)
+        distance = BITS_SET[differ.view(np.uint16)] @ np.ones(PLANES // 16, np.float32)
+        return np.sort(classes[np.argpartition(distance, count)[:count]])
+
+    def _compare(self, embeddings: np.ndarray, candidates: list[np.ndarray]) -> list[np.ndarray]:
+        """Return the similarities of normalised samples (B, D) to the candidates of each."""
+        sizes = [len(classes) for classes in candidates]
+        classes, similarity = np.concatenate(candidates), np.empty(sum(sizes), np.float32)
+        sample = np.repeat(np.arange(len(sizes)), sizes)
+        pending = []
+        for start in range(0, len(classes), COMPARED_AT_ONCE):
+            stop = min(start + COMPARED_AT_ONCE, len(classes))
+            first, last = sample[start], sample[stop - 1]
+            for shard, workspace in zip(self._store.shards, self._workspaces):
+                owned = start + np.flatnonzero(shard.owned(classes[start:stop]))
+                if len(owned):
+                    rows = workspace.get("rows", len(owned), embeddings.shape[1])
+                    take_rows(shard.weight, classes[owned] - shard.start, rows)
+                    # One product for some samples costs less than one for each.
+                    vectors = from_numpy(embeddings[first : last + 1], shard.home, "float32")
+                    products = nd.FullyConnected(
+                        rows, vectors, no_bias=True, num_hidden=len(vectors)
+                    )
+                    pending.append((owned, sample[owned] - first, products))
+        for owned, column, products in pending:  # only now wait for MXNet
+            similarity[owned] = products.asnumpy()[np.arange(len(owned)), column]
+        if self._normalize:
+            similarity *= self.state["inverse_norms"][classes]
+        return np.split(similarity, np.cumsum(sizes)[:-1])
+
+    def _rank(self, classes: np.ndarray, similarity: np.ndarray) -> np.ndarray:
+        """Return the classes, the most similar first."""
+        # The last digits depend on how the classes are split over devices. Without them equal
+        # weights are equally near, and the number of the class decides.
+        unit = 1e-5 * max(np.abs(similarity).max(initial=0), SMALLEST_NORM)
+        num_classes = self._store.shape[0]
+        steps = np.rint(similarity / -unit).astype(np.int64)
+        return np.sort(steps * num_classes + classes) % num_classes
+
+
+def _normalized(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors (n, D) of length 1, and those without a direction as they are."""
+    return vectors / np.maximum(np.linalg.norm(vectors, axis=1, keepdims=True), SMALLEST_NORM)
+
+
+def _directions_of(store: ClassStore, classes: np.ndarray) -> np.ndarray:
+    """Return the normalised weights of some classes, (n, D)."""
+    rows = np.empty((len(classes), store.shape[1]), np.float32)
+    for shard in store.shards:
+        owned = shard.owned(classes)
+        if owned.any():
+            rows[owned] = take_rows(shard.weight, classes[owned] - shard.start).asnumpy()
+    return _normalized(rows)
+
+
+def _project(
+    store: ClassStore, directions: np.ndarray, thresholds: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sides of all classes, (K, 32) uint8, and their inverse norms, (K,)."""
+    sides = np.empty((store.shape[0], PLANES // 8), np.uint8)
+    inverse_norms = np.empty(store.shape[0], np.float32)
+    for shard in store.shards:
+        workspace = Workspace(shard.home)
+        normals = nd.array(directions, ctx=shard.home)
+        for start in range(0, len(shard), PROJECTED_AT_ONCE):
+            weight = shard.weight[start : start + PROJECTED_AT_ONCE]
+            inverse = inverse_norm(weight, workspace.get("scratch", *weight.shape))
+            projections = nd.FullyConnected(
+                weight,
+                normals,
+                no_bias=True,
+                num_hidden=PLANES,
+                out=workspace.get("projections", len(weight), PLANES),
+            )
+            nd.broadcast_mul(projections, inverse, out=projections)
+            block = slice(shard.start + start, shard.start + start + len(weight))
+            sides[block] = np.packbits(projections.asnumpy() > thresholds, axis=1)
+            inverse_norms[block] = inverse.asnumpy()[:, 0]
+    return sides, inverse_norms
+
+
+def _leaves(sides: np.ndarray, planes: np.ndarray) -> np.ndarray:
+    """Return the leaves of a tree some vectors are in.
+
+    Parameters
+    ----------
+    sides : (32, n) uint8
+        Of the vectors.
+    planes : (depth,)
+        Of the tree.
+
+    Returns
+    -------
+    (n,) uint16
+    """
+    leaves = np.zeros(sides.shape[1], np.uint16)
+    for byte, bit in zip(planes // 8, planes % 8):
+        leaves = leaves << 1 | (sides[byte] >> (7 - bit) & 1)
+    return leaves
 
 
 class ForestClasses(RandomClasses):
     """The approximate nearest classes of the batch's embeddings, and random ones up to the rate.
 
-    As HF-Softmax: a forest over the class weights (Annoy's, which splits by random hyperplanes) is
-    rebuilt every so many steps; in between it answers for weights that have moved on. There is no
-    closed form for a class's chance to be found, hence no correction of the sampling bias.
+    As HF-Softmax: a forest over the class weights is rebuilt every so many steps; in between it
+    answers for weights that have moved on. There is no closed form for a class's chance to be
+    found, hence no correction of the sampling bias.
 
     Parameters
     ----------
-    num_classes, sample_rate, exclude_labels, seed
+    store : ClassStore
+        The class weights.
+    sample_rate, exclude_labels, seed
         As of `RandomClasses`.
-    class_weights : callable
-        Returns all class weights, numpy (K, D), when the forest is rebuilt.
     trees : int
         More find nearer classes and take longer; the paper's 50.
     rebuild_every : int
@@ -33,24 +290,15 @@ class ForestClasses(RandomClasses):
 
     def __init__(
         self,
-        num_classes: int,
+        store: ClassStore,
         sample_rate: float,
         exclude_labels: bool,
-        class_weights: Callable[[], np.ndarray],
         trees: int = 50,
         rebuild_every: int = 100,
         normalize: bool = True,
         seed: int = 0,
     ):
-        super().__init__(num_classes, sample_rate, exclude_labels, None, seed)
-        try:
-            import annoy
-        except ImportError:
-            raise ImportError(
-                "the forest needs Annoy: run `pip install 'annoy>=1.17,<2'` (or dsoftmax[forest])"
-            ) from None
-        self._annoy = annoy
-        self._class_weights = class_weights
+        super().__init__(store.shape[0], sample_rate, exclude_labels, None, seed)
         if trees < 1 or rebuild_every < 1:
             raise ValueError(
                 f"trees and rebuild_every must be 1 or more, not {trees} and {rebuild_every}"
@@ -58,24 +306,45 @@ class ForestClasses(RandomClasses):
         self.trees = trees
         self.rebuild_every = rebuild_every
         self.normalize = normalize
-        self._forest = None
-        self._built_at = -1
+        self._store = store
+        self._forest: Forest | None = None
         self._stats = {"forest_rebuild_seconds": 0.0, "forest_query_seconds": 0.0}
+
+    @property
+    def built_at(self) -> int:
+        """The step of the last rebuild, -1 before the first."""
+        return -1 if self._forest is None else int(self._forest.state["built_at"][0])
 
     @property
     def stats(self) -> dict[str, float]:
         """Seconds the last rebuild and the last query took, and the step of the rebuild."""
-        return {**self._stats, "forest_built_at_step": self._built_at}
+        return {**self._stats, "forest_built_at_step": self.built_at}
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """The forest, to be saved with a checkpoint; nothing before the first draw."""
+        return {} if self._forest is None else self._forest.state
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Go on with a forest that was saved, or, of an empty state, with a new one."""
+        if state and (len(state["sides"]), state["directions"].shape[1]) != self._store.shape:
+            raise ValueError(
+                f"the forest is one of {len(state['sides'])} classes of width "
+                f"{state['directions'].shape[1]}, the head has {self._store.shape[0]} of "
+                f"{self._store.shape[1]}"
+            )
+        self._forest = Forest(self._store, self.normalize, state) if state else None
 
     def draw(self, step: int, labels: np.ndarray, embeddings=None) -> Draw:
         """Find the classes of a step; `labels` are (B,) int64, `embeddings` (B, D) NDArray."""
-        wanted_at = step - step % self.rebuild_every
-        if self._forest is None or self._built_at < wanted_at or self._built_at > step:
-            self._rebuild(step)
         unique = np.unique(labels)
         count = self.count if self.exclude_labels else max(0, self.count - len(unique))
         count = min(count, self.num_classes - len(unique))
-        near = self._nearest(embeddings.asnumpy(), unique, count)
+        # Each sample asks for its share, and one more for its own class.
+        each = -(-count // len(labels)) + 1
+        if not step - step % self.rebuild_every <= self.built_at <= step:
+            self._rebuild(step, each)
+        near = self._nearest(embeddings.asnumpy(), each, unique, count)
         fill = draw_others(
             generator(self.seed, step),
             self.num_classes,
@@ -84,32 +353,26 @@ class ForestClasses(RandomClasses):
         )
         return Draw(np.union1d(near, fill), not self.exclude_labels)
 
-    def _rebuild(self, step: int) -> None:
+    def _rebuild(self, step: int, leaf: int) -> None:
         started = time.perf_counter()
-        weights = self._class_weights()
-        metric = "angular" if self.normalize else "dot"
-        self._forest = self._annoy.AnnoyIndex(weights.shape[1], metric)
-        self._forest.set_seed(self.seed + 1)  # Annoy takes 0 for none
-        for number, row in enumerate(weights):
-            self._forest.add_item(number, row)
-        self._forest.build(self.trees)
-        self._built_at = step
+        self._forest = None  # two at once would double the memory
+        self._forest = Forest.grow(self._store, self.normalize, self.trees, leaf, self.seed, step)
         self._stats["forest_rebuild_seconds"] = time.perf_counter() - started
 
-    def _nearest(self, embeddings: np.ndarray, labels: np.ndarray, count: int) -> np.ndarray:
+    def _nearest(
+        self, embeddings: np.ndarray, each: int, labels: np.ndarray, count: int
+    ) -> np.ndarray:
         """Return up to `count` classes, each sample's nearest first, none of them a label."""
         started = time.perf_counter()
-        # Each sample asks for its share, and one more for its own class.
-        each = -(-count // len(embeddings)) + 1
-        by_rank: dict[int, int] = {}
-        for row in embeddings:
-            for rank, number in enumerate(self._forest.get_nns_by_vector(row, each)):
-                by_rank[number] = min(rank, by_rank.get(number, rank))
-        for label in labels:
-            by_rank.pop(int(label), None)
-        nearest = sorted(by_rank, key=lambda number: (by_rank[number], number))[:count]
+        found = self._forest.nearest(embeddings, each)
+        rank = np.concatenate([np.arange(len(classes)) for classes in found])
+        classes = np.concatenate(found)
+        classes = classes[np.lexsort((classes, rank))]
+        classes, first = np.unique(classes, return_index=True)  # where a class has its best rank
+        is_other = ~np.isin(classes, labels)
+        nearest = classes[is_other][np.argsort(first[is_other])[:count]]
         self._stats["forest_query_seconds"] = time.perf_counter() - started
-        return np.array(sorted(nearest), np.int64)
+        return np.sort(nearest)
 
     def __repr__(self) -> str:
         return (

@@ -35,16 +35,24 @@ class Workspace:
         return self._buffers[name][:size].reshape(shape)
 
 
+def from_numpy(array: np.ndarray, context: mx.Context, dtype: str = "int32") -> nd.NDArray:
+    """Return a copy of an array on a context, without delay.
+
+    `nd.array` waits until the engine has done all that is queued on the CPU.
+    """
+    return nd.from_numpy(np.array(array, dtype), zero_copy=True).as_in_context(context)
+
+
 def take_rows(matrix: nd.NDArray, rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:
     """Return rows of a matrix, (n, D): by Embedding, several times as fast as `take`."""
-    index = nd.array(rows, ctx=matrix.context, dtype="int32")
+    index = from_numpy(rows, matrix.context)
     count, width = matrix.shape
     return nd.Embedding(index, matrix, input_dim=count, output_dim=width, out=out)
 
 
 def add_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:
     """Add values (n, D) to distinct rows of a matrix, in place."""
-    index = nd.array(rows, ctx=matrix.context, dtype="int32").reshape((1, -1))
+    index = from_numpy(rows, matrix.context).reshape((1, -1))
     values = values + take_rows(matrix, rows)
     nd._internal._scatter_set_nd(matrix, values, index, shape=matrix.shape, out=matrix)
 
@@ -126,7 +134,7 @@ def probabilities_of(
     if operators.serve(context):
         inverse = nd.ones((classes, 1), ctx=context) if inverse is None else inverse
         offset = nd.zeros((1, classes), ctx=context) if offset is None else offset
-        own = nd.array(own, ctx=context, dtype="int32")
+        own = from_numpy(own, context)
         found = [nd.empty((batch,), ctx=context) for _ in range(3)]
         nd._internal._dsoftmax_probabilities(logits, inverse, own, offset, out=[out, *found])
         return tuple(found)
@@ -135,7 +143,7 @@ def probabilities_of(
     total = row_sum(logits).reshape(-1)
     rows = np.flatnonzero(own >= 0)
     if len(rows):
-        places = nd.array(np.stack([rows, own[rows]]), ctx=context, dtype="int32")
+        places = from_numpy(np.stack([rows, own[rows]]), context)
         masked = nd.gather_nd(logits, places)
         total = total - nd.scatter_nd(masked, places[:1], shape=total.shape)
         nothing = nd.full((len(rows),), NOTHING, ctx=context)
@@ -201,7 +209,7 @@ def as_row_sparse(values: nd.NDArray, rows: np.ndarray | None, weight: nd.NDArra
     """Return a gradient to some rows of the weights in MXNet's form; as it is for None, all."""
     if rows is None:
         return values
-    index = nd.array(rows, ctx=weight.context, dtype="int64")
+    index = from_numpy(rows, weight.context, "int64")
     return nd.sparse.row_sparse_array((values, index), shape=weight.shape, ctx=weight.context)
 
 
@@ -240,7 +248,7 @@ class Sgd(NamedTuple):
             along = gradient.along
             along = nd.zeros((count, 1), ctx=context) if along is None else along
             rows = np.arange(count) if rows is None else rows
-            rows = nd.array(rows, ctx=context, dtype="int32")
+            rows = from_numpy(rows, context)
             nd._internal._dsoftmax_sgd(gradient.values, along, rows, *arrays, **options)
             return
         values = as_row_sparse(gradient.whole(), rows, weight)

@@ -169,10 +169,9 @@ def _make_sampler(
             "correction: a forest has no closed form for a class's chance to be found; leave it out"
         )
     return ForestClasses(
-        num_classes,
+        store,
         rate,
         dissected,
-        store.read,
         options["trees"],
         options["rebuild_every"],
         options["normalize"],

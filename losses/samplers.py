@@ -25,9 +25,9 @@ class Draw(NamedTuple):
     correction: float = 0.0
 
 
-def generator(seed: int, step: int) -> np.random.Generator:
-    """Return the random numbers of one step."""
-    return np.random.Generator(np.random.Philox(key=[seed, step]))
+def generator(seed: int, step: int, stream: int = 0) -> np.random.Generator:
+    """Return the random numbers of one step; those of another stream are independent."""
+    return np.random.Generator(np.random.Philox(key=[seed, step]).jumped(stream))
 
 
 def draw_others(
@@ -66,6 +66,14 @@ class AllClasses:
     def stats(self) -> dict[str, float]:
         """What the last draw cost, where that is worth telling."""
         return {}
+
+    @property
+    def state(self) -> dict[str, np.ndarray]:
+        """What a resumed run needs beside (seed, step) to draw the same."""
+        return {}
+
+    def load_state(self, state: dict[str, np.ndarray]) -> None:
+        """Go on with a `state` that was saved."""
 
     def __repr__(self) -> str:
         return "all classes"

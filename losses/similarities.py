@@ -12,6 +12,7 @@ from dsoftmax.losses.kernels import (
     RowGradient,
     Workspace,
     add_rows,
+    from_numpy,
     inverse_norm,
     project,
     row_sum,
@@ -102,7 +103,7 @@ class Share:
             return None
         offset = np.zeros((1, self.columns), np.float32)
         offset[:, : len(self.rows) - len(self.labels)] = correction
-        return nd.array(offset, ctx=self.shard.device)
+        return from_numpy(offset, self.shard.device, "float32")
 
     def targets(self) -> tuple[nd.NDArray, nd.NDArray]:
         """Return the cosines of this share's samples with their classes, and their directions.
@@ -162,13 +163,13 @@ class Share:
     def _target_gradient(self, to_z_y: nd.NDArray) -> nd.NDArray:
         """Return the gradient of the targets to the weights of `labels`, (labels, D)."""
         device = self.shard.device
-        samples = nd.array(self.samples, ctx=device, dtype="int32")
+        samples = from_numpy(self.samples, device)
         to_weight = nd.take(to_z_y, samples).expand_dims(1) * self._own_unit
         if self.normalize:
             project(to_weight, self._own_weight, self._own_inverse)
         # Samples of one class are added up by a product with 0s and 1s.
         belongs = np.arange(len(self.labels))[:, None] == self.label_of_sample
-        return nd.dot(nd.array(belongs, ctx=device, dtype="float32"), to_weight)
+        return nd.dot(from_numpy(belongs, device, "float32"), to_weight)
 
 
 class Similarities(autograd.Function):
@@ -253,7 +254,7 @@ class Similarities(autograd.Function):
         nothing[rows] = 0
         index = self._index(rows).reshape((1, -1))
         n = nd.scatter_nd(self.found.n, index, shape=self.z_y.shape)
-        return self.z_y, n + nd.array(nothing, ctx=self.context)
+        return self.z_y, n + from_numpy(nothing, self.context, "float32")
 
     def _find_negatives(self, scaled: nd.NDArray) -> Found:
         found = [share.negatives.forward() for share in self.shares if share.negatives]
@@ -265,9 +266,12 @@ class Similarities(autograd.Function):
     def _find_targets(self) -> tuple[nd.NDArray, nd.NDArray]:
         """Return z_y, (B,), and its gradient to the normalised embeddings, (B, D)."""
         owners = [share for share in self.shares if len(share.samples)]
-        cosines, directions = zip(*(share.targets() for share in owners))
-        cosine = nd.concat(*(part.as_in_context(self.context) for part in cosines), dim=0)
-        direction = nd.concat(*(part.as_in_context(self.context) for part in directions), dim=0)
+        found = [
+            [value.as_in_context(self.context) for value in share.targets()] for share in owners
+        ]
+        if len(found) == 1:
+            return tuple(found[0])
+        cosine, direction = (nd.concat(*parts, dim=0) for parts in zip(*found))
         order = np.argsort(np.concatenate([share.samples for share in owners]))
         return nd.take(cosine, self._index(order)), take_rows(direction, order)
 
@@ -324,4 +328,4 @@ class Similarities(autograd.Function):
         }
 
     def _index(self, positions: np.ndarray) -> nd.NDArray:
-        return nd.array(positions, ctx=self.context, dtype="int32")
+        return from_numpy(positions, self.context)

@@ -21,6 +21,8 @@ LAZY_OPTIMIZERS = ("adagrad", "adam", "ftrl", "sgd")
 # Those that need the whole array at once, or keep count of the arrays.
 INDIVISIBLE_OPTIMIZERS = ("dcasgd", "lamb", "lars", "lbsgd", "nadam")
 
+SAMPLER = "sampler_"  # how the names of the sampler's saved arrays begin
+
 
 class StaleGradientError(RuntimeError):
     """A step without a backward pass since the last one."""
@@ -131,12 +133,14 @@ class HeadTrainer:
         )
 
     def save_states(self, path: str) -> None:
-        """Save the optimizer's state, in a form that does not depend on the number of devices."""
+        """Save the state of optimizer, criterion and sampler, independent of the devices."""
         self._ensure_states()
         content = {
             f"state{place}": nd.array(np.concatenate([part.asnumpy() for part in parts]))
             for place, parts in enumerate(zip(*map(_as_tuple, self._states)))
         }
+        for name, array in self._head.sampler.state.items():
+            content[SAMPLER + name] = nd.array(array, dtype=array.dtype)
         facts = {
             "optimizer": type(self._optimizer).__name__,
             "num_update": self._updates,
@@ -162,6 +166,8 @@ class HeadTrainer:
                 f"{path}: the state is {facts['optimizer']}'s, not "
                 f"{type(self._optimizer).__name__}'s"
             )
+        of_sampler = [name for name in content if name.startswith(SAMPLER)]
+        sampler_state = {name[len(SAMPLER) :]: content.pop(name).asnumpy() for name in of_sampler}
         self._ensure_states()
         arrays = [content[f"state{place}"] for place in range(len(content))]
         for shard, state in zip(self._head.store.shards, map(_as_tuple, self._states)):
@@ -177,6 +183,7 @@ class HeadTrainer:
             self._optimizer.lr = facts["learning_rate"]
         self._head.step = facts["step"]
         self._head.criterion.state.update(facts["criterion"])
+        self._head.sampler.load_state(sampler_state)
 
     def _ensure_states(self) -> None:
         if not self._states:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import random
 import zlib
@@ -28,14 +27,6 @@ def pytest_report_header():
 def pytest_runtest_makereport(item, call):
     if call.excinfo is not None and not call.excinfo.errisinstance(pytest.skip.Exception):
         item.add_report_section(call.when, "seed", f"{SEED_VARIABLE}={SESSION_SEED}")
-
-
-def pytest_collection_modifyitems(items):
-    if importlib.util.find_spec("annoy") is None:
-        skip = pytest.mark.skip(reason="the forest needs Annoy: pip install 'dsoftmax[forest]'")
-        for item in items:
-            if "hf_softmax" in item.name or "forest" in item.keywords:
-                item.add_marker(skip)
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,6 @@ whatever it is asked for, so the pipeline also runs with that number.
 from __future__ import annotations
 
 import argparse
-import json
 import random
 import statistics
 import sys
@@ -28,7 +27,7 @@ from dsoftmax.recognition.data.pipeline import Pipeline
 from dsoftmax.recognition.data.records import Records, RecordWriter
 from dsoftmax.recognition.data.synthetic import make_dataset
 from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.tools.cli import command, default_threads
+from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json
 from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
@@ -228,7 +227,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
     parser.add_argument("--rounds", type=int, default=5, help="turns of each; %(default)s")
     parser.add_argument("--seconds", type=float, default=2.0, help="a turn; %(default)s")
-    parser.add_argument("--json", action="store_true", help="print the figures as JSON")
+    add_json_flag(parser)
     return parser
 
 
@@ -255,7 +254,10 @@ def main(argv: list[str] | None = None) -> None:
             file=sys.stderr,
         )
         results = measure(records, args.batch_size, args.threads, args.rounds, args.seconds)
-    print(json.dumps(results, indent=2) if args.json else table(results))
+    if args.json:
+        print_json(results, args.json)
+    else:
+        print(table(results))
 
 
 if __name__ == "__main__":

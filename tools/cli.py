@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import argparse
 import functools
+import json
 import os
 import sys
-from typing import Callable
+from typing import Any, Callable
+
+from dsoftmax.recognition.files import AtomicFile
 
 
 def command(main: Callable) -> Callable[..., int]:
@@ -35,6 +38,27 @@ def command(main: Callable) -> Callable[..., int]:
             return 130
 
     return run
+
+
+def add_json_flag(parser: argparse.ArgumentParser) -> None:
+    """Add ``--json [FILE]``: for machines, instead of what is printed for people."""
+    parser.add_argument(
+        "--json",
+        nargs="?",
+        const="-",
+        metavar="FILE",
+        help="write everything found as JSON to a file, or print it",
+    )
+
+
+def print_json(found: Any, path: str) -> None:
+    """Write what ``--json`` asks for to its file, or to stdout for "-"."""
+    text = json.dumps(found, indent=2) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+        return
+    with AtomicFile(path, "w") as file:
+        file.write(text)
 
 
 def default_threads() -> int:

@@ -65,13 +65,8 @@ make_environment() {
         "On Debian and Ubuntu: apt install python3-venv (or python3.11-venv and so on)."
     "$VENV_PYTHON" -m pip install --quiet --upgrade "pip>=22,<26" ||
         fail "pip could not reach its package index: is this machine online?"
-    # The forest's library is compiled on installation, which takes a C++ compiler.
-    if ! "$VENV_PYTHON" -m pip install --quiet --editable "$REPOSITORY[$extras,forest]" \
-        2>"$venv/forest.log"; then
-        echo "Going on without the optional forest (hf_softmax); $venv/forest.log says why."
-        "$VENV_PYTHON" -m pip install --quiet --editable "$REPOSITORY[$extras]" ||
-            fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why."
-    fi
+    "$VENV_PYTHON" -m pip install --quiet --editable "$REPOSITORY[$extras]" ||
+        fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why."
     # opencv-python links libGL, which a server often lacks; its headless twin does not.
     if ! "$VENV_PYTHON" -c 'import cv2' 2>/dev/null; then
         echo "This machine lacks the graphics libraries of opencv-python: taking its headless twin."
@@ -82,5 +77,7 @@ make_environment() {
             fail "opencv-python-headless could not be installed either."
     fi
     "$VENV_PYTHON" -m dsoftmax.tools.preflight || exit 1
+    "$VENV_PYTHON" -m dsoftmax.tools.build_operators >/dev/null ||
+        echo "Going on without these optional operators: steps on the CPU will be slower."
     echo "$stamp" >"$venv/dsoftmax-stamp"
 }

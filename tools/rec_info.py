@@ -7,7 +7,6 @@ python tools/rec_info.py --input faces_emore --plot histogram.png --json
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 from typing import Any
 
@@ -19,7 +18,7 @@ from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.files import AtomicFile
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import command, default_threads, some_of
+from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json, some_of
 
 IMAGES_PER_TASK = 64
 
@@ -144,7 +143,7 @@ def build_parser() -> argparse.ArgumentParser:
         prog="rec_info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--input", required=True, help="the dataset's folder or .rec file")
-    parser.add_argument("--json", action="store_true", help="print everything found as JSON")
+    add_json_flag(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the images per identity (.png, .pdf)")
     parser.add_argument(
         "--no-decode",
@@ -165,7 +164,7 @@ def main(argv: list[str] | None = None) -> None:
     if args.plot:
         plot_histogram(info, args.plot)
     if args.json:
-        print(json.dumps(info, indent=2))
+        print_json(info, args.json)
         return
     print(one_line(info))
     if bad:

@@ -5,7 +5,6 @@ from mxnet import nd
 from scipy import stats
 
 from dsoftmax import losses
-from dsoftmax.losses.forest import ForestClasses
 from dsoftmax.losses.samplers import RandomClasses, RandomRows
 
 
@@ -110,63 +109,6 @@ def test_corrected_n_is_near_the_full_one(preset, rng):
     corrected, plain = sums("logq", 400), sums(None, 50)
     np.testing.assert_allclose(corrected, expected, rtol=0.1)
     assert (plain < 0.4 * expected).all()
-
-
-class TestForest:
-    def make(self, weights, rate=0.1, exclude=False, **options):
-        return ForestClasses(len(weights), rate, exclude, lambda: weights, seed=1, **options)
-
-    @pytest.mark.forest
-    def test_finds_what_is_near(self, rng):
-        weights = rng.normal(size=(400, 8)).astype(np.float32)
-        x = rng.normal(size=(4, 8)).astype(np.float32)
-        draw = self.make(weights).draw(0, np.array([0, 1, 2, 3]), nd.array(x))
-        assert len(draw.classes) == 40 - 4
-        cosines = x @ (weights / np.linalg.norm(weights, axis=1, keepdims=True)).T
-        nearest = {int(k) for row in cosines for k in np.argsort(-row)[:5] if k > 3}
-        assert len(nearest & set(draw.classes)) >= 0.8 * len(nearest)
-
-    @pytest.mark.forest
-    def test_is_filled_to_the_rate_and_never_a_label(self, rng):
-        weights = rng.normal(size=(100, 4)).astype(np.float32)
-        labels = np.array([5, 6, 5])
-        for exclude in (True, False):
-            forest = self.make(weights, 0.9, exclude, trees=1)
-            draw = forest.draw(0, labels, nd.array(weights[:3]))
-            assert len(draw.classes) == (90 if exclude else 88)
-            assert not set(draw.classes) & set(labels)
-            assert (np.diff(draw.classes) > 0).all()
-
-    @pytest.mark.forest
-    def test_is_rebuilt_every_so_many_steps(self, rng):
-        calls = []
-        weights = rng.normal(size=(50, 4)).astype(np.float32)
-        forest = ForestClasses(
-            50, 0.2, False, lambda: calls.append(1) or weights, trees=2, rebuild_every=3
-        )
-        for step in range(7):
-            forest.draw(step, np.array([1]), nd.array(weights[:1]))
-        assert len(calls) == 3
-        assert forest.stats["forest_built_at_step"] == 6
-        assert forest.stats["forest_rebuild_seconds"] > 0
-        assert forest.stats["forest_query_seconds"] > 0
-
-    @pytest.mark.forest
-    def test_other_criteria_take_it_too(self, rng):
-        head = losses.create("dsoftmax", 60, 4, negatives="forest", sample_rate=0.2, trees=2)
-        head.initialize()
-        head(nd.array(rng.normal(size=(3, 4))), np.array([0, 1, 2]))
-        assert head.stats["rows_touched"] == 12 + 3
-        assert head.stats["forest_query_seconds"] > 0
-
-    def test_missing_library_is_told(self, monkeypatch):
-        monkeypatch.setitem(__import__("sys").modules, "annoy", None)
-        with pytest.raises(ImportError, match="pip install 'annoy"):
-            losses.create("hf_softmax", 60, 4)
-
-    def test_no_correction(self):
-        with pytest.raises(ValueError, match="no closed form"):
-            losses.create("hf_softmax", 60, 4, correction="logq")
 
 
 def test_partial_fc_is_a_preset_with_a_rate():

@@ -12,7 +12,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(
     path.stem
     for path in (REPOSITORY / "tools").glob("*.py")
-    if path.stem not in ("__init__", "cli")
+    if path.stem not in ("__init__", "cli", "measuring")
 )
 
 

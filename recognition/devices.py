@@ -1,0 +1,33 @@
+"""Which devices a run uses: by flag, or by CUDA_VISIBLE_DEVICES as insightface's scripts do."""
+
+from __future__ import annotations
+
+import os
+import re
+
+import mxnet as mx
+
+
+def contexts(devices: str | None = None) -> list[mx.Context]:
+    """Return the contexts a flag names.
+
+    Parameters
+    ----------
+    devices : str, optional
+        ``cpu``, ``gpu``, or with their number ``cpu:2``, ``gpu:8``. By default a GPU for each id
+        in CUDA_VISIBLE_DEVICES; the CPU where that is unset or empty.
+
+    Examples
+    --------
+    >>> contexts("cpu:2")
+    [cpu(0), cpu(1)]
+    """
+    if not devices:
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
+        ids = [part for part in visible.split(",") if part.strip()]
+        return [mx.gpu(i) for i in range(len(ids))] or [mx.cpu(0)]
+    found = re.fullmatch(r"(cpu|gpu)(?::([1-9]\d*))?", devices)
+    if not found:
+        raise ValueError(f"devices are cpu, gpu, cpu:2, gpu:8 or the like, not {devices!r}")
+    kind, count = found.groups()
+    return [mx.Context(kind, i) for i in range(int(count or 1))]

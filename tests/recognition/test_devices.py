@@ -1,0 +1,40 @@
+import mxnet as mx
+import pytest
+
+from dsoftmax.recognition.devices import contexts
+
+
+@pytest.mark.parametrize(
+    ("flag", "expected"),
+    [
+        ("cpu", [mx.cpu(0)]),
+        ("cpu:3", [mx.cpu(0), mx.cpu(1), mx.cpu(2)]),
+        ("gpu", [mx.gpu(0)]),
+        ("gpu:2", [mx.gpu(0), mx.gpu(1)]),
+    ],
+)
+def test_flags(flag, expected):
+    assert contexts(flag) == expected
+
+
+@pytest.mark.parametrize(
+    ("visible", "expected"),
+    [
+        (None, [mx.cpu(0)]),
+        ("", [mx.cpu(0)]),
+        (" ", [mx.cpu(0)]),
+        ("3", [mx.gpu(0)]),
+        ("2,5,7", [mx.gpu(0), mx.gpu(1), mx.gpu(2)]),
+    ],
+)
+def test_the_environment(visible, expected, monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    assert contexts() == expected
+
+
+@pytest.mark.parametrize("flag", ["tpu", "cpu:0", "cpu:", "gpu:-1", "cpu:2,gpu:1"])
+def test_nonsense(flag):
+    with pytest.raises(ValueError, match="devices are cpu, gpu, cpu:2"):
+        contexts(flag)

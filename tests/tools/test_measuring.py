@@ -1,0 +1,74 @@
+import os
+
+import numpy as np
+import pytest
+
+from dsoftmax.tools.measuring import (
+    Apart,
+    available_bytes,
+    describe_machine,
+    forget_peak,
+    peak_bytes,
+    resident_bytes,
+)
+
+
+class Counter:
+    def __init__(self, start):
+        if start < 0:
+            raise ValueError("no negative start")
+        self.value = start
+
+    def count(self):
+        self.value += 1
+        return self.value, os.getpid()
+
+    def fail(self):
+        raise OSError("the disk is full")
+
+    def die(self):
+        os._exit(3)
+
+
+def test_an_object_apart():
+    apart = Apart(Counter, 5)
+    try:
+        assert apart.ask("count")[0] == 6
+        value, process = apart.ask("count")
+        assert value == 7
+        assert process != os.getpid()
+    finally:
+        apart.stop()
+    with pytest.raises(ProcessLookupError):
+        os.kill(process, 0)
+
+
+def test_errors_come_home():
+    with pytest.raises(ValueError, match="no negative start"):
+        Apart(Counter, -1)
+    apart = Apart(Counter, 5)
+    with pytest.raises(OSError, match="the disk is full"):
+        apart.ask("fail")
+    apart.stop()
+    apart = Apart(Counter, 5)
+    with pytest.raises(ValueError, match="exit code 3"):
+        apart.ask("die")
+    apart.stop()
+
+
+def test_memory():
+    forget_peak()
+    before = peak_bytes()
+    np.ones(1 << 25)  # held and let go
+    assert (1 << 28) - (1 << 24) < peak_bytes() - before < (1 << 28) + (1 << 26)
+    assert resident_bytes() < peak_bytes()
+    forget_peak()
+    assert abs(peak_bytes() - resident_bytes()) < 1 << 24
+    assert available_bytes() > 1 << 20
+
+
+def test_machine():
+    machine = describe_machine()
+    assert machine["cores"] >= 1
+    assert machine["memory_gb"] >= 1
+    assert machine["processor"]
