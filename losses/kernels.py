@@ -6,12 +6,14 @@ differ widely in speed where their results are the same: here are the fast ones.
 
 from __future__ import annotations
 
+import ctypes
 import math
 from typing import NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
+from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses import operators
 
@@ -26,6 +28,7 @@ class Workspace:
     def __init__(self, context: mx.Context):
         self.context = context
         self._buffers: dict[str, nd.NDArray] = {}
+        self._row_sparse: tuple[int, nd.sparse.RowSparseNDArray | None] = (0, None)
 
     def get(self, name: str, *shape: int) -> nd.NDArray:
         """Return an array of this shape, with any content, in the memory of this name."""
@@ -33,6 +36,23 @@ class Workspace:
         if name not in self._buffers or self._buffers[name].size < size:
             self._buffers[name] = nd.empty((size,), ctx=self.context)
         return self._buffers[name][:size].reshape(shape)
+
+    def row_sparse(
+        self, values: nd.NDArray, rows: np.ndarray, shape: tuple[int, int]
+    ) -> nd.sparse.RowSparseNDArray:
+        """Return values (n, D) in some rows, and 0 in the others, until it is called again."""
+        index = from_numpy(rows, self.context, "int64")
+        count, last = self._row_sparse
+        if len(rows) != count:
+            made = nd.sparse.row_sparse_array((values, index), shape=shape, ctx=self.context)
+            if len(rows) > count:  # the one worth keeping
+                self._row_sparse = len(rows), made
+            return made
+        for part, place in ((values, -1), (index, 0)):  # as row_sparse_array fills a new one
+            check_call(
+                _LIB.MXNDArraySyncCopyFromNDArray(last.handle, part.handle, ctypes.c_int(place))
+            )
+        return last
 
 
 def from_numpy(array: np.ndarray, context: mx.Context, dtype: str = "int32") -> nd.NDArray:
@@ -85,20 +105,32 @@ def inverse_norm(vectors: nd.NDArray, scratch: nd.NDArray | None = None) -> nd.N
     return (squared > SMALLEST_NORM**2) * nd.rsqrt(nd.maximum(squared, SMALLEST_NORM**2))
 
 
+def scale_rows(matrix: nd.NDArray, factor: nd.NDArray) -> nd.NDArray:
+    """Return the rows of a matrix (n, D) times a factor each, (n,) or (n, 1)."""
+    if operators.serve(matrix.context):
+        return nd._internal._dsoftmax_scale_rows(matrix, factor)
+    return nd.broadcast_mul(matrix, factor.reshape((-1, 1)))
+
+
 def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> nd.NDArray:
-    """Carry a gradient to the normalised rows over to the rows themselves, in place.
+    """Carry a gradient to the normalised rows over to the rows themselves.
 
     Parameters
     ----------
     gradient : (n, D)
-        To ``vectors * inverse``; it is overwritten.
+        To ``vectors * inverse``.
     vectors : (n, D)
     inverse : (n, 1)
         Of `inverse_norm`.
+
+    Returns
+    -------
+    (n, D)
     """
+    if operators.serve(gradient.context):
+        return nd._internal._dsoftmax_project(gradient, vectors, inverse)
     along = row_sum(gradient * vectors) * nd.square(inverse)
-    gradient -= nd.broadcast_mul(vectors, along)
-    return nd.broadcast_mul(gradient, inverse, out=gradient)
+    return nd.broadcast_mul(gradient - nd.broadcast_mul(vectors, along), inverse)
 
 
 def probabilities_of(
@@ -205,14 +237,6 @@ def weight_gradient(
     return RowGradient(out)
 
 
-def as_row_sparse(values: nd.NDArray, rows: np.ndarray | None, weight: nd.NDArray) -> nd.NDArray:
-    """Return a gradient to some rows of the weights in MXNet's form; as it is for None, all."""
-    if rows is None:
-        return values
-    index = from_numpy(rows, weight.context, "int64")
-    return nd.sparse.row_sparse_array((values, index), shape=weight.shape, ctx=weight.context)
-
-
 class Sgd(NamedTuple):
     """What stochastic gradient descent needs to know for an update."""
 
@@ -228,6 +252,7 @@ class Sgd(NamedTuple):
         state: nd.NDArray | None,
         rows: np.ndarray | None,
         gradient: RowGradient,
+        workspace: Workspace,
     ) -> None:
         """Update rows of the weights and, where there is momentum, of the state, in place.
 
@@ -238,6 +263,8 @@ class Sgd(NamedTuple):
             Distinct; None for all.
         gradient : RowGradient
             Of these rows, on the weights' context.
+        workspace : Workspace
+            On that context.
         """
         context = weight.context
         options = self._asdict()
@@ -251,7 +278,9 @@ class Sgd(NamedTuple):
             rows = from_numpy(rows, context)
             nd._internal._dsoftmax_sgd(gradient.values, along, rows, *arrays, **options)
             return
-        values = as_row_sparse(gradient.whole(), rows, weight)
+        values = gradient.whole()
+        if rows is not None:
+            values = workspace.row_sparse(values, rows, weight.shape)
         options["clip_gradient"] = self.clip_gradient or -1.0
         if state is None:
             del options["momentum"]

@@ -22,6 +22,7 @@ from dsoftmax.losses.kernels import (
     inverse_norm,
     probabilities_of,
     product_over_batch,
+    scale_rows,
     weight_gradient,
 )
 
@@ -96,7 +97,7 @@ def combine_found(parts: list[Found]) -> Found:
     n = combine([part.n for part in parts])
     pull = None
     if parts[0].pull is not None:
-        pull = nd.add_n(*(nd.exp(part.n - n).expand_dims(1) * part.pull for part in parts))
+        pull = nd.add_n(*(scale_rows(part.pull, nd.exp(part.n - n)) for part in parts))
     largest = nd.max(nd.stack(*(part.largest for part in parts), axis=1), axis=1)
     return Found(n, nd.add_n(*(part.total for part in parts)), largest, pull)
 
@@ -196,7 +197,7 @@ class ShardedLogSumExp:
         # The probabilities are those within the block; its share of all of n scales the rows, on
         # the (B, D) side of the product, which is the smaller one.
         share = to_n * nd.exp(self._parts[number] - n)
-        embedding = share.expand_dims(1) * self.embedding
+        embedding = scale_rows(self.embedding, share)
         along = None
         if inverse is not None:
             # With ŵ = w / |w| and g the gradient to ŵ, that to w is (g - (g · ŵ) ŵ) / |w|, and

@@ -164,6 +164,48 @@ MXReturnValue inverse_norm(const Attributes&, Tensors* in, Tensors* out, const O
   return MX_SUCCESS;
 }
 
+// --- rows times factors: matrix (n, D), factor (n,) or (n, 1) -> (n, D)
+
+MXReturnValue same_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = (*in)[0];
+  return MX_SUCCESS;
+}
+
+MXReturnValue scale_rows(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  const float *matrix = (*in)[0].data<float>(), *factor = (*in)[1].data<float>();
+  float* scaled = (*out)[0].data<float>();
+  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+#pragma omp parallel for
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = i * width;
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) scaled[at + j] = factor[i] * matrix[at + j];
+  }
+  return MX_SUCCESS;
+}
+
+// --- gradient to normalised rows (n, D), these rows (n, D), their inverse norms (n, 1)
+//     -> gradient to the rows (n, D)
+
+MXReturnValue project(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  const float *gradient = (*in)[0].data<float>(), *vectors = (*in)[1].data<float>();
+  const float* inverse = (*in)[2].data<float>();
+  float* projected = (*out)[0].data<float>();
+  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+#pragma omp parallel for
+  for (int64_t i = 0; i < count; ++i) {
+    const float *g = gradient + i * width, *v = vectors + i * width;
+    float* result = projected + i * width;
+    float along = 0;
+#pragma omp simd reduction(+ : along)
+    for (int64_t j = 0; j < width; ++j) along += g[j] * v[j];
+    along *= inverse[i] * inverse[i];
+#pragma omp simd
+    for (int64_t j = 0; j < width; ++j) result[j] = inverse[i] * (g[j] - along * v[j]);
+  }
+  return MX_SUCCESS;
+}
+
 // --- logits (B, C), inverse (C, 1), own (B,), offset (1, C)
 //     -> probabilities / norm (B, C), n (B,), total (B,), largest (B,)
 // The logits are divided by the norms and masked in place; the offset is added on the way only.
@@ -284,6 +326,18 @@ REGISTER_OP(_dsoftmax_inverse_norm)
     .setParseAttrs(count<1, 1>)
     .setInferType(all_float<1>)
     .setInferShape(inverse_norm_shape);
+
+REGISTER_OP(_dsoftmax_scale_rows)
+    .setForward(scale_rows, "cpu")
+    .setParseAttrs(count<2, 1>)
+    .setInferType(all_float<1>)
+    .setInferShape(same_shape);
+
+REGISTER_OP(_dsoftmax_project)
+    .setForward(project, "cpu")
+    .setParseAttrs(count<3, 1>)
+    .setInferType(all_float<1>)
+    .setInferShape(same_shape);
 
 REGISTER_OP(_dsoftmax_probabilities)
     .setForward(probabilities, "cpu")

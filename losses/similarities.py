@@ -16,6 +16,7 @@ from dsoftmax.losses.kernels import (
     inverse_norm,
     project,
     row_sum,
+    scale_rows,
     take_rows,
 )
 from dsoftmax.losses.negatives import Found, ShardedLogSumExp, combine_found
@@ -119,7 +120,7 @@ class Share:
         direction = self._own_weight
         if self.normalize:
             self._own_inverse = inverse_norm(self._own_weight)
-            direction = nd.broadcast_mul(direction, self._own_inverse)
+            direction = scale_rows(direction, self._own_inverse)
         return row_sum(self._own_unit * direction).reshape(-1), direction
 
     def weight_gradients(
@@ -164,9 +165,9 @@ class Share:
         """Return the gradient of the targets to the weights of `labels`, (labels, D)."""
         device = self.shard.device
         samples = from_numpy(self.samples, device)
-        to_weight = nd.take(to_z_y, samples).expand_dims(1) * self._own_unit
+        to_weight = scale_rows(self._own_unit, nd.take(to_z_y, samples))
         if self.normalize:
-            project(to_weight, self._own_weight, self._own_inverse)
+            to_weight = project(to_weight, self._own_weight, self._own_inverse)
         # Samples of one class are added up by a product with 0s and 1s.
         belongs = np.arange(len(self.labels))[:, None] == self.label_of_sample
         return nd.dot(from_numpy(belongs, device, "float32"), to_weight)
@@ -230,7 +231,7 @@ class Similarities(autograd.Function):
         self.context = embeddings.context
         self.embeddings = embeddings
         self.inverse = inverse_norm(embeddings) if self.normalize else None
-        unit = nd.broadcast_mul(embeddings, self.inverse) if self.normalize else embeddings
+        unit = scale_rows(embeddings, self.inverse) if self.normalize else embeddings
         scaled = self.scale * (unit if rows is None else take_rows(unit, rows))
         self.shares = [
             Share(
@@ -257,7 +258,12 @@ class Similarities(autograd.Function):
         return self.z_y, n + from_numpy(nothing, self.context, "float32")
 
     def _find_negatives(self, scaled: nd.NDArray) -> Found:
-        found = [share.negatives.forward() for share in self.shares if share.negatives]
+        found = []
+        for share in self.shares:
+            if share.negatives:
+                found.append(share.negatives.forward())
+                if self.store.one_at_a_time:
+                    nd.waitall()
         if found:
             return combine_found([part.as_in_context(self.context) for part in found])
         nothing = nd.full((len(scaled),), NOTHING, ctx=self.context)
@@ -282,15 +288,15 @@ class Similarities(autograd.Function):
         rows = self.draw.rows
         self._to_z_y = to_z_y.copy()
         self._to_n = to_n.copy() if rows is None else nd.take(to_n, self._index(rows))
-        to_unit = self._to_z_y.expand_dims(1) * self._directions
-        from_negatives = (self.scale * self._to_n).expand_dims(1) * self.found.pull
+        to_unit = scale_rows(self._directions, self._to_z_y)
+        from_negatives = scale_rows(self.found.pull, self.scale * self._to_n)
         if rows is None:
             to_unit += from_negatives
         else:
             add_rows(to_unit, rows, from_negatives)
         self._came_back.append(self)
         if self.inverse is not None:
-            project(to_unit, self.embeddings, self.inverse)
+            to_unit = project(to_unit, self.embeddings, self.inverse)
         return to_unit, nd.zeros((1,), ctx=self.context)
 
     def weight_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
@@ -308,6 +314,8 @@ class Similarities(autograd.Function):
             passed = (value.as_in_context(share.shard.device) for value in passed)
             for rows, gradient in share.weight_gradients(*passed):
                 yield number, rows, gradient
+            if self.store.one_at_a_time:
+                nd.waitall()
 
     def stats(self) -> dict[str, float]:
         """Return what the batch looked like."""

@@ -77,6 +77,9 @@ class ClassStore:
             for start, stop, context in zip(borders, borders[1:], contexts)
             if stop > start  # fewer classes than devices
         ]
+        # The BLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each
+        # on several cores. Contexts of one CPU share its cores, so little is lost by taking turns.
+        self.one_at_a_time = sum(shard.device.device_type == "cpu" for shard in self.shards) > 1
 
     def initialize(self, initializer: mx.init.Initializer, seed: int) -> None:
         """Draw all weights anew: the same ones for a seed, however they are split."""

@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from dsoftmax.losses.kernels import RowGradient, Sgd, as_row_sparse
+from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace
 from dsoftmax.recognition.files import AtomicFile
 
 if TYPE_CHECKING:
@@ -66,6 +66,7 @@ class HeadTrainer:
         self._scale = optimizer.rescale_grad
         self._updates = optimizer.begin_num_update
         self._states: list = []  # one a shard, as the optimizer makes it
+        self._workspaces = [Workspace(shard.home) for shard in head.store.shards]
 
     @property
     def optimizer(self) -> mx.optimizer.Optimizer:
@@ -117,9 +118,11 @@ class HeadTrainer:
         self._optimizer._index_update_count[number] = self._updates
         if type(self._optimizer) is mx.optimizer.SGD:
             self._optimizer._update_count(number)
-            self._sgd(number).update(weight, state, rows, gradient)
+            self._sgd(number).update(weight, state, rows, gradient, self._workspaces[number])
         else:
-            values = as_row_sparse(gradient.whole(), rows, weight)
+            values = gradient.whole()
+            if rows is not None:
+                values = self._workspaces[number].row_sparse(values, rows, weight.shape)
             self._optimizer.update(number, weight, values, state)
 
     def _sgd(self, number: int) -> Sgd:

@@ -45,7 +45,11 @@ def test_readme_names_every_loss():
 
 def test_readme_names_every_command():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    commands = {path.stem for path in (REPOSITORY / "tools").glob("*.py")} - {"__init__", "cli", "measuring"}
+    commands = {path.stem for path in (REPOSITORY / "tools").glob("*.py")} - {
+        "__init__",
+        "cli",
+        "measuring",
+    }
     missing = [name for name in commands if f"tools/{name}" not in text.replace("tools.", "tools/")]
     assert not missing
 

@@ -42,6 +42,23 @@ def test_inverse_norm(count, width, rng, monkeypatch):
 
 
 @needs_operators
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (3, 5), (100, 512)])
+def test_rows(count, width, rng, monkeypatch):
+    gradient, vectors = (nd.array(rng.normal(size=(count, width))) for _ in range(2))
+    vectors[0] = 0
+
+    def run():
+        inverse = kernels.inverse_norm(vectors)
+        flat = inverse.reshape(-1)
+        results = [kernels.scale_rows(vectors, factor) for factor in (inverse, flat)]
+        return [
+            array.asnumpy() for array in [*results, kernels.project(gradient, vectors, inverse)]
+        ]
+
+    assert_same(*both_ways(monkeypatch, run))
+
+
+@needs_operators
 @pytest.mark.parametrize("normalize", [True, False])
 @pytest.mark.parametrize("with_offset", [True, False])
 @pytest.mark.parametrize("scale", [1, 32, 300])
@@ -100,17 +117,32 @@ def test_sgd(momentum, clip, every_row, with_along, rng, monkeypatch):
 
     def run():
         weight, state = nd.array(start), nd.ones((9, 21)) if momentum else None
+        workspace = kernels.Workspace(mx.cpu(0))
         for _ in range(3):
             used = weight if rows is None else weight[rows]
             gradient = kernels.RowGradient(nd.array(values), along, used)
             sgd = kernels.Sgd(0.1, momentum, 0.01, 0.5, clip)
-            sgd.update(weight, state, rows, gradient)
+            sgd.update(weight, state, rows, gradient, workspace)
         return [weight.asnumpy()] + ([state.asnumpy()] if momentum else [])
 
     fast, plain = both_ways(monkeypatch, run)
     assert_same(fast, plain)
     if not every_row:
         np.testing.assert_array_equal(fast[0][1], start.astype(np.float32)[1])
+
+
+def test_row_sparse_memory_is_used_again(rng):
+    workspace = kernels.Workspace(mx.cpu(0))
+    made = []
+    for count in (3, 3, 2, 3, 4, 4):
+        values, rows = rng.normal(size=(count, 5)), np.sort(rng.choice(9, count, replace=False))
+        found = workspace.row_sparse(nd.array(values), rows, (9, 5))
+        expected = np.zeros((9, 5))
+        expected[rows] = values
+        np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-6)
+        made.append(found)
+    assert made[0] is made[1] is made[3]
+    assert made[4] is made[5]
 
 
 def test_only_for_arrays_on_a_cpu(monkeypatch):

@@ -1,5 +1,9 @@
 """Where weights live, and in which pieces n is computed, changes nothing."""
 
+import os
+import subprocess
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -105,6 +109,31 @@ def test_rows_not_in_use_are_not_touched(preset, store):
         in_use = np.union1d(draw.classes, labels)
         np.testing.assert_array_equal(moved, in_use)
         assert head.stats["rows_touched"] == len(in_use)
+
+
+TWO_CONTEXTS = """
+import mxnet as mx, numpy as np
+from mxnet import autograd, nd
+from dsoftmax import losses
+head = losses.create("dsoftmax", 3000, 128, ctx=[mx.cpu(0), mx.cpu(1)], seed=1)
+head.initialize()
+trainer = head.trainer("sgd", {"momentum": 0.9})
+x = nd.random.normal(shape=(64, 128))
+x.attach_grad()
+for step in range(100):
+    with autograd.record():
+        loss = head(x, np.arange(64))
+    loss.backward()
+    trainer.step(64)
+nd.waitall()
+"""
+
+
+def test_contexts_of_a_cpu_with_several_threads_each():
+    """MXNet's BLAS hangs if two multiply at once; it did so within a few of these steps."""
+    command = [sys.executable, "-W", "ignore", "-c", TWO_CONTEXTS]
+    environment = {**os.environ, "OMP_NUM_THREADS": "2"}
+    subprocess.run(command, env=environment, check=True, timeout=120)
 
 
 def test_chunks_never_hold_batch_times_classes(monkeypatch):
