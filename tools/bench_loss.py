@@ -59,6 +59,7 @@ SWEEP_ROWS = 100_000  # a step of more takes too long to be swept
 QUICK = {
     "classes": 20_000,
     "sample_rate": 1 / 16,
+    "warm_ups": 10,
     "steps": 10,
     "plot_classes": [2_000, 6_000, 20_000, 60_000],
 }
