@@ -170,7 +170,8 @@ class ShardedLogSumExp:
         weight = self.weight[self.blocks[number]]
         inverse = None
         if self.normalize:
-            inverse = inverse_norm(weight, self.workspace.get("scratch", *weight.shape))
+            # The memory of the gradient, which is made later.
+            inverse = inverse_norm(weight, self.workspace.get("gradient", *weight.shape))
         self._inverses.append(inverse)
         _, probabilities, (n, total, largest) = self._compute(number)
         pull = nd.dot(probabilities, weight) if self.for_training else None

@@ -280,8 +280,12 @@ MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResour
 // --- SGD on rows of weight (K, D), and momentum (K, D) if there is any, in place:
 //     gradient (n, D) - along (n, 1) * weight, rows (n,)  -> (1,), which says nothing
 
+float number(const Attributes& attributes, const char* name) {
+  return std::stof(attributes.at(name));
+}
+
 MXReturnValue sgd_count(const Attributes& attributes, int* num_inputs, int* num_outputs) {
-  *num_inputs = attributes.at("momentum") == "0.0" ? 4 : 5;
+  *num_inputs = number(attributes, "momentum") == 0 ? 4 : 5;
   *num_outputs = 1;
   return MX_SUCCESS;
 }
@@ -293,14 +297,14 @@ MXReturnValue sgd_shape(const Attributes&, Shapes*, Shapes* out) {
 
 MXReturnValue sgd_mutate(const Attributes& attributes, std::vector<int>* mutated) {
   *mutated = {3};
-  if (attributes.at("momentum") != "0.0") mutated->push_back(4);
+  if (number(attributes, "momentum") != 0) mutated->push_back(4);
   return MX_SUCCESS;
 }
 
 MXReturnValue sgd(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
-  const auto number = [&](const char* name) { return std::stof(attributes.at(name)); };
-  const Sgd sgd = {number("lr"), number("momentum"), number("wd"), number("rescale_grad"),
-                   number("clip_gradient")};
+  const Sgd sgd = {number(attributes, "lr"), number(attributes, "momentum"),
+                   number(attributes, "wd"), number(attributes, "rescale_grad"),
+                   number(attributes, "clip_gradient")};
   const float *gradient = (*in)[0].data<float>(), *along = (*in)[1].data<float>();
   const int32_t* rows = (*in)[2].data<int32_t>();
   float* weight = (*in)[3].data<float>();

@@ -105,7 +105,7 @@ def test_probabilities_in_double_precision(rng):
 
 
 @needs_operators
-@pytest.mark.parametrize("momentum", [0.0, 0.9])
+@pytest.mark.parametrize("momentum", [0.0, 0, 0.9, 1e-9])
 @pytest.mark.parametrize("clip", [None, 0.05])
 @pytest.mark.parametrize("every_row", [True, False])
 @pytest.mark.parametrize("with_along", [True, False])
