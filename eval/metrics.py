@@ -1,0 +1,267 @@
+"""Numbers that say how well embeddings tell people apart, from scores alone.
+
+A score is higher the more alike two faces are. `genuine` scores are of pairs of one person,
+`impostor` scores of pairs of two. A pair is accepted if its score is *above* the threshold, so that
+an impostor at the threshold is refused, and whoever ties with it.
+
+Rates are exact: thresholds are scores that occur, not the nearest of a grid. The one exception is
+`fold_accuracy`, whose grid is part of LFW's protocol as everybody runs it.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple, Sequence
+
+import numpy as np
+from sklearn.metrics import auc
+from sklearn.model_selection import KFold
+
+ACCURACY_THRESHOLDS = np.arange(0, 4, 0.01)  # of squared distances
+
+
+def normalized(vectors: np.ndarray) -> np.ndarray:
+    """Return vectors (n, D) of length 1, and 0 for 0; NaN and infinity are refused."""
+    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
+    bad = np.flatnonzero(~np.isfinite(norms))
+    if bad.size:
+        raise ValueError(
+            f"{bad.size} of {len(vectors)} embeddings hold NaN or infinite numbers; the first is "
+            f"number {bad[0]}"
+        )
+    return vectors / np.where(norms > 0, norms, 1)
+
+
+def squared_distances(embeddings: np.ndarray) -> np.ndarray:
+    """Return the squared distances of pairs a0, b0, a1, b1, …, of (2P, D) embeddings, (P,)."""
+    return np.square(embeddings[0::2] - embeddings[1::2]).sum(axis=1)
+
+
+class FoldAccuracy(NamedTuple):
+    """Accuracy by cross-validation."""
+
+    mean: float
+    deviation: float  # over the folds, of the population
+    accuracies: np.ndarray  # (folds,)
+    thresholds: np.ndarray  # (folds,), of squared distances, each the best of the other folds
+
+
+def fold_accuracy(distances: np.ndarray, is_same: np.ndarray, folds: int = 10) -> FoldAccuracy:
+    """Return the accuracy on pairs by cross-validation in file order, as insightface's.
+
+    In each fold the threshold is the first of the best on all other folds; a pair counts as one
+    person if its distance is below it.
+
+    Parameters
+    ----------
+    distances : (P,)
+        Squared.
+    is_same : (P,) bool
+    folds : int
+        2 or more; with fewer pairs than folds, every pair is a fold.
+    """
+    distances, is_same = _checked(distances, is_same)
+    folds = min(folds, len(distances))
+    if folds < 2:
+        raise ValueError("cross-validation takes at least two pairs and two folds")
+    is_right = (distances[:, None] < ACCURACY_THRESHOLDS) == is_same[:, None]
+    accuracies, thresholds = [], []
+    for others, fold in KFold(folds).split(distances):
+        best = int(np.argmax(np.count_nonzero(is_right[others], axis=0)))
+        accuracies.append(np.mean(is_right[fold, best]))
+        thresholds.append(ACCURACY_THRESHOLDS[best])
+    mean, deviation = float(np.mean(accuracies)), float(np.std(accuracies))
+    return FoldAccuracy(mean, deviation, np.array(accuracies), np.array(thresholds))
+
+
+def _checked(values: np.ndarray, is_same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    values, is_same = np.asarray(values), np.asarray(is_same, bool)
+    if values.shape != is_same.shape or values.ndim != 1:
+        raise ValueError(f"{values.shape} values do not belong to {is_same.shape} pairs")
+    _refuse_nan(values)
+    return values, is_same
+
+
+def _refuse_nan(scores: np.ndarray) -> None:
+    bad = np.count_nonzero(~np.isfinite(scores))
+    if bad:
+        raise ValueError(f"{bad} of {scores.size} scores are NaN or infinite")
+
+
+class OperatingPoint(NamedTuple):
+    """What a threshold does."""
+
+    threshold: float
+    tar: float  # share of the genuine pairs that are accepted; NaN if there are none
+    far: float  # share of the impostor pairs that are
+
+
+def at_far(
+    genuine: np.ndarray, impostor: np.ndarray, fars: Sequence[float]
+) -> list[OperatingPoint]:
+    """Return the lowest thresholds whose false accept rates are not above those asked for.
+
+    Parameters
+    ----------
+    genuine : (g,)
+    impostor : (i,)
+        At least one. A rate below 1 / i accepts not a single one.
+    fars : sequence of float
+        In [0, 1].
+    """
+    genuine, impostor = np.asarray(genuine), np.asarray(impostor)
+    if not impostor.size:
+        raise ValueError("without pairs of different people there is no false accept rate")
+    for scores in (genuine, impostor):
+        _refuse_nan(scores)
+    # 1e-9: 0.1 of 10 pairs is one of them, whatever floating point makes of it.
+    allowed = [min(math.floor(far * impostor.size + 1e-9), impostor.size) for far in fars]
+    # The highest scores alone matter; to sort all 15 million of IJB-C takes longer.
+    start = max(impostor.size - max(allowed, default=0) - 1, 0)
+    highest = np.sort(np.partition(impostor, start)[start:])[::-1]
+    points = []
+    for count in allowed:
+        threshold = float(highest[count]) if count < impostor.size else -math.inf
+        tar = float(np.mean(genuine > threshold)) if genuine.size else math.nan
+        far = np.count_nonzero(highest > threshold) / impostor.size
+        points.append(OperatingPoint(threshold, tar, far))
+    return points
+
+
+class FoldRate(NamedTuple):
+    """A true accept rate by cross-validation."""
+
+    mean: float
+    deviation: float
+    far: float  # as it came out on the folds the threshold was not made on, the mean
+
+
+def fold_tar(scores: np.ndarray, is_same: np.ndarray, far: float, folds: int = 10) -> FoldRate:
+    """Return the true accept rate at a false accept rate (VAL@FAR), by cross-validation.
+
+    In each fold the threshold is that of the other folds' impostors. A fold without pairs of a kind
+    does not count for the rate of that kind.
+
+    Parameters
+    ----------
+    scores : (P,)
+    is_same : (P,) bool
+    far : float
+    folds : int
+    """
+    scores, is_same = _checked(scores, is_same)
+    folds = min(folds, len(scores))
+    if folds < 2:
+        raise ValueError("cross-validation takes at least two pairs and two folds")
+    tars, fars = [], []
+    for others, fold in KFold(folds).split(scores):
+        impostor = scores[others][~is_same[others]]
+        threshold = at_far(scores[:0], impostor, [far])[0].threshold if impostor.size else -math.inf
+        accepted, same = scores[fold] > threshold, is_same[fold]
+        if same.any():
+            tars.append(np.mean(accepted[same]))
+        if not same.all():
+            fars.append(np.mean(accepted[~same]))
+    if not tars:
+        return FoldRate(math.nan, math.nan, float(np.mean(fars)))
+    return FoldRate(
+        float(np.mean(tars)), float(np.std(tars)), float(np.mean(fars)) if fars else math.nan
+    )
+
+
+class Roc(NamedTuple):
+    """The rates at every threshold that makes a difference, from the highest to the lowest."""
+
+    thresholds: np.ndarray  # (t,), the first infinite: nobody is accepted
+    far: np.ndarray  # (t,)
+    tar: np.ndarray  # (t,)
+
+    @property
+    def auc(self) -> float:
+        """The area under the curve: the chance that a genuine pair scores higher."""
+        return float(auc(self.far, self.tar))
+
+    @property
+    def eer(self) -> float:
+        """The rate at which as many impostors are accepted as genuine pairs are refused."""
+        gap = self.far - (1 - self.tar)  # grows along the curve, from -1 to 1
+        after = int(np.argmax(gap >= 0))
+        before = max(after - 1, 0)
+        width = gap[after] - gap[before]
+        share = -gap[before] / width if width > 0 else 0.0
+        return float(self.far[before] + share * (self.far[after] - self.far[before]))
+
+
+def roc(genuine: np.ndarray, impostor: np.ndarray) -> Roc:
+    """Return the whole curve.
+
+    Parameters
+    ----------
+    genuine, impostor : (g,), (i,)
+        At least one each.
+    """
+    genuine, impostor = np.asarray(genuine), np.asarray(impostor)
+    if not (genuine.size and impostor.size):
+        raise ValueError("a curve takes pairs of the same and pairs of different people")
+    for scores in (genuine, impostor):
+        _refuse_nan(scores)
+    genuine, impostor = np.sort(genuine), np.sort(impostor)
+    steps = np.unique(np.concatenate([genuine, impostor]))[::-1]
+    # Those at a score are accepted by the threshold just below it.
+    accepted = [np.searchsorted(scores, steps, side="left") for scores in (genuine, impostor)]
+    tar, far = (
+        np.append(0, 1 - below / scores.size)
+        for below, scores in zip(accepted, (genuine, impostor))
+    )
+    return Roc(np.append(np.inf, steps), far, tar)
+
+
+class Identification(NamedTuple):
+    """Where the probes of a gallery search found their mates."""
+
+    ranks: np.ndarray  # (mated,) int64, 1 for the first place; ties count against the mate
+    mate_scores: np.ndarray  # (mated,), the best of the mate's entries
+    other_scores: np.ndarray  # (unmated,), the best score of probes that have no mate
+
+    def rank_rate(self, rank: int) -> float:
+        """Return the share of the mated probes whose mate is among the first so many (CMC)."""
+        return float(np.mean(self.ranks <= rank)) if self.ranks.size else math.nan
+
+    def cmc(self, most: int) -> np.ndarray:
+        """Return `rank_rate` of 1, 2, … up to `most`, (most,)."""
+        found = np.bincount(np.minimum(self.ranks, most + 1), minlength=most + 2)
+        return np.cumsum(found[1 : most + 1]) / max(self.ranks.size, 1)
+
+    def at_fpir(self, fpirs: Sequence[float]) -> list[OperatingPoint]:
+        """Return the true positive identification rates at false positive ones.
+
+        A search is right if the mate is first *and* above the threshold. The threshold is made on
+        the probes that have no mate, whose best score must not be above it.
+        """
+        right = np.where(self.ranks == 1, self.mate_scores, -np.inf)
+        points = []
+        for point in at_far(self.mate_scores, self.other_scores, fpirs):
+            rate = float(np.mean(right > point.threshold)) if right.size else math.nan
+            points.append(point._replace(tar=rate))
+        return points
+
+
+def identify(scores: np.ndarray, probe_ids: np.ndarray, gallery_ids: np.ndarray) -> Identification:
+    """Look up probes in a gallery.
+
+    Parameters
+    ----------
+    scores : (probes, entries)
+    probe_ids : (probes,)
+        Whom each shows.
+    gallery_ids : (entries,)
+        A person may have several entries, of which the best counts.
+    """
+    _refuse_nan(scores)
+    is_mate = np.asarray(probe_ids)[:, None] == np.asarray(gallery_ids)[None, :]
+    mated = is_mate.any(axis=1)
+    mate = np.where(is_mate, scores, -np.inf).max(axis=1, initial=-np.inf)
+    others = np.where(is_mate, -np.inf, scores)
+    ahead = np.count_nonzero(others[mated] >= mate[mated, None], axis=1)
+    best = scores[~mated].max(axis=1, initial=-np.inf)
+    return Identification(1 + ahead, mate[mated], best)
