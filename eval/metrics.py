@@ -14,6 +14,7 @@ import math
 from typing import NamedTuple, Sequence
 
 import numpy as np
+from scipy import stats
 from sklearn.metrics import auc
 from sklearn.model_selection import KFold
 
@@ -97,7 +98,7 @@ class OperatingPoint(NamedTuple):
 
 
 def at_far(
-    genuine: np.ndarray, impostor: np.ndarray, fars: Sequence[float]
+    genuine: np.ndarray, impostor: np.ndarray, fars: Sequence[float], total: int | None = None
 ) -> list[OperatingPoint]:
     """Return the lowest thresholds whose false accept rates are not above those asked for.
 
@@ -108,24 +109,91 @@ def at_far(
         At least one. A rate below 1 / i accepts not a single one.
     fars : sequence of float
         In [0, 1].
+    total : int, optional
+        How many impostor pairs there are, if only the highest i of their scores are known; they
+        must be more than the largest rate accepts.
     """
     genuine, impostor = np.asarray(genuine), np.asarray(impostor)
     if not impostor.size:
         raise ValueError("without pairs of different people there is no false accept rate")
     for scores in (genuine, impostor):
         _refuse_nan(scores)
+    total = impostor.size if total is None else total
     # 1e-9: 0.1 of 10 pairs is one of them, whatever floating point makes of it.
-    allowed = [min(math.floor(far * impostor.size + 1e-9), impostor.size) for far in fars]
+    allowed = [min(math.floor(far * total + 1e-9), total) for far in fars]
+    if impostor.size < total and max(allowed, default=0) >= impostor.size:
+        raise ValueError(
+            f"the highest {impostor.size} of {total} scores do not tell the rate {max(fars):g}"
+        )
     # The highest scores alone matter; to sort all 15 million of IJB-C takes longer.
     start = max(impostor.size - max(allowed, default=0) - 1, 0)
-    highest = np.sort(np.partition(impostor, start)[start:])[::-1]
+    highest = np.sort(np.partition(impostor, start)[start:])
+    genuine = np.sort(genuine)
     points = []
     for count in allowed:
-        threshold = float(highest[count]) if count < impostor.size else -math.inf
-        tar = float(np.mean(genuine > threshold)) if genuine.size else math.nan
-        far = np.count_nonzero(highest > threshold) / impostor.size
-        points.append(OperatingPoint(threshold, tar, far))
+        threshold = float(highest[-1 - count]) if count < highest.size else -math.inf
+        accepted = highest.size - np.searchsorted(highest, threshold, side="right")
+        right = genuine.size - np.searchsorted(genuine, threshold, side="right")
+        tar = float(right / genuine.size) if genuine.size else math.nan
+        points.append(OperatingPoint(threshold, tar, float(accepted / total)))
     return points
+
+
+class Interval(NamedTuple):
+    """Where a value lies with a given confidence."""
+
+    low: float
+    high: float
+
+
+class Calibration(NamedTuple):
+    """A threshold for a false accept rate, and how far it can be trusted."""
+
+    far: float  # asked for
+    point: OperatingPoint
+    threshold: Interval  # holds the threshold whose rate is `far` among all impostors
+    tar: Interval  # of the chosen threshold, among all pairs
+    pairs_needed: int  # impostor pairs it takes to see this rate at all; trust it from ten times so
+
+
+def calibrate(
+    genuine: np.ndarray, impostor: np.ndarray, fars: Sequence[float], confidence: float = 0.95
+) -> list[Calibration]:
+    """Return thresholds for false accept rates with confidence intervals.
+
+    The intervals are exact and assume nothing about the scores but that the pairs are independent:
+    order statistics for thresholds, Clopper and Pearson's for rates. Pairs that share images are
+    not quite independent, so that real intervals are wider.
+
+    Parameters
+    ----------
+    genuine, impostor, fars
+        As of `at_far`.
+    confidence : float
+    """
+    found = []
+    descending = np.sort(impostor)[::-1]
+    for far, point in zip(fars, at_far(genuine, impostor, fars)):
+        # So many impostors lie above the true threshold, with this confidence.
+        fewest, most = (int(k) for k in stats.binom.interval(confidence, len(descending), far))
+        threshold = Interval(
+            float(descending[most]) if most < len(descending) else -math.inf,
+            float(descending[fewest - 1]) if fewest > 0 else math.inf,
+        )
+        right = np.count_nonzero(np.asarray(genuine) > point.threshold)
+        tar = share_interval(right, len(genuine), confidence)
+        found.append(Calibration(far, point, threshold, tar, math.ceil(1 / far - 1e-9)))
+    return found
+
+
+def share_interval(hits: int, trials: int, confidence: float = 0.95) -> Interval:
+    """Return Clopper and Pearson's interval of a share of which `hits` of `trials` were seen."""
+    if not trials:
+        return Interval(0.0, 1.0)
+    tail = (1 - confidence) / 2
+    low = stats.beta.ppf(tail, hits, trials - hits + 1) if hits else 0.0
+    high = stats.beta.ppf(1 - tail, hits + 1, trials - hits) if hits < trials else 1.0
+    return Interval(float(low), float(high))
 
 
 class FoldRate(NamedTuple):

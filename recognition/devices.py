@@ -31,3 +31,24 @@ def contexts(devices: str | None = None) -> list[mx.Context]:
         raise ValueError(f"devices are cpu, gpu, cpu:2, gpu:8 or the like, not {devices!r}")
     kind, count = found.groups()
     return [mx.Context(kind, i) for i in range(int(count or 1))]
+
+
+def gpu_contexts(ids: str | None) -> list[mx.Context]:
+    """Return the contexts of a flag ``--gpu``: ``0``, ``0,1``, or -1 for the CPU.
+
+    Without the flag, those of CUDA_VISIBLE_DEVICES.
+    """
+    if ids is None:
+        return contexts()
+    if ids.strip() == "-1":
+        return [mx.cpu(0)]
+    if not re.fullmatch(r"\d+(,\d+)*", ids):
+        raise ValueError(f"--gpu takes ids as 0 or 0,1, or -1 for the CPU, not {ids!r}")
+    there = mx.context.num_gpus()
+    wanted = [int(gpu) for gpu in ids.split(",")]
+    if max(wanted) >= there:
+        raise ValueError(
+            f"--gpu {ids}: MXNet sees {there or 'no'} GPU{'s' * (there > 1)} here; "
+            "--gpu -1 takes the CPU"
+        )
+    return [mx.gpu(gpu) for gpu in wanted]

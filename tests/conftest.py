@@ -80,3 +80,37 @@ def dataset(tmp_path, jpeg):
         return tmp_path / name, images
 
     return write
+
+
+@pytest.fixture
+def symbol_model(tmp_path, rng):
+    """Save a small network in insightface's form; return its prefix."""
+
+    def write(name="model", epoch=0, width=16, scale=1.0):
+        data = mx.sym.var("data")
+        pixels = (data - 127.5) * 0.0078125
+        body = mx.sym.Convolution(pixels, num_filter=8, kernel=(5, 5), stride=(4, 4), name="conv0")
+        pooled = mx.sym.Pooling(
+            mx.sym.Activation(body, act_type="tanh"),
+            kernel=(1, 1),
+            global_pool=True,
+            pool_type="avg",
+        )
+        embedding = mx.sym.FullyConnected(pooled, num_hidden=width, name="fc1")
+        classes = mx.sym.FullyConnected(embedding, num_hidden=5, name="fc7")
+        shapes = {
+            "conv0_weight": (8, 3, 5, 5),
+            "conv0_bias": (8,),
+            "fc1_weight": (width, 8),
+            "fc1_bias": (width,),
+            "fc7_weight": (5, width),
+            "fc7_bias": (5,),
+        }
+        parameters = {
+            key: mx.nd.array(rng.normal(0, scale, shape)) for key, shape in shapes.items()
+        }
+        prefix = str(tmp_path / name)
+        mx.model.save_checkpoint(prefix, epoch, mx.sym.SoftmaxOutput(classes), parameters, {})
+        return prefix
+
+    return write

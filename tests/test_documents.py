@@ -9,6 +9,7 @@ import pytest
 
 from dsoftmax import losses
 from dsoftmax.losses import criteria
+from dsoftmax.recognition.data.packs import write_pack
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 
@@ -19,10 +20,11 @@ def python_blocks(name):
 
 
 @pytest.fixture
-def names(dataset, monkeypatch):
+def names(dataset, jpeg, monkeypatch):
     """What the snippets take for granted, at a size a test can afford."""
     folder, _ = dataset(counts=(60, 70), size=(112, 112))
     monkeypatch.chdir(folder.parent)
+    write_pack("lfw.bin", [jpeg() for _ in range(40)], [True, False] * 10)
     return {
         "network": lambda images: images,
         "images": mx.nd.random.normal(shape=(8, 512)),
@@ -45,13 +47,15 @@ def test_readme_names_every_loss():
 
 def test_readme_names_every_command():
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    commands = {path.stem for path in (REPOSITORY / "tools").glob("*.py")} - {
-        "__init__",
-        "cli",
-        "measuring",
-    }
-    missing = [name for name in commands if f"tools/{name}" not in text.replace("tools.", "tools/")]
-    assert not missing
+    text = text.replace("tools.", "tools/")
+    commands = [
+        f"{path.parent.name}/{path.stem}"
+        for folder in ("tools", "eval")
+        for path in (REPOSITORY / folder).glob("*.py")
+        if "def build_parser" in path.read_text(encoding="utf-8")
+    ]
+    assert "eval/verification" in commands
+    assert not [name for name in commands if name not in text]
 
 
 def test_the_worked_example_is_the_shipped_loss(rng):

@@ -1,7 +1,9 @@
 """Make a verification pack (.bin) of image files and a list of pairs.
 
     python tools/pairs2bin.py --data-dir lfw --pairs pairs.txt --output lfw.bin
+    python tools/pairs2bin.py --data-dir people --output people.bin
 
+Without a list, pairs are drawn from a folder per person: half of them the same, in random order.
 The list is one of these, told apart by what is in it:
 
     Name 1 4            LFW's pairs.txt: images 1 and 4 of one person,
@@ -18,15 +20,19 @@ from __future__ import annotations
 import argparse
 import csv
 import os
+import random
 import sys
+from itertools import combinations
 from typing import NamedTuple
 
+import numpy as np
+
 from dsoftmax.recognition.data.images import ImageError
-from dsoftmax.recognition.data.packs import write_pack
+from dsoftmax.recognition.data.packs import Pack, write_pack
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.progress import progress
 from dsoftmax.tools.cli import command, default_threads, image_size, some_of
-from dsoftmax.tools.dir2rec import EXTENSIONS, Source, load_image
+from dsoftmax.tools.dir2rec import EXTENSIONS, Source, load_image, scan_folder
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "same": True, "different": False}
 
@@ -91,15 +97,53 @@ def _lfw_image(folder: str, name: str, number: str) -> str:
     return f"{stem}.jpg"
 
 
-def build_pack(
-    pairs: list[Pair], output: str, size: tuple[int, int] = (112, 112), threads: int = 2
-) -> list[str]:
-    """Write the pack of all pairs that can be read.
+def draw_pairs(folder: str, most: int = 6000, seed: int = 0) -> list[Pair]:
+    """Draw pairs from a folder per person, as many of one person as of two, in random order.
+
+    Parameters
+    ----------
+    folder : str
+        Holds a folder of images for each person.
+    most : int
+        At most so many; fewer where there are not as many different ones.
+    seed : int
+    """
+    people: dict[str, list[str]] = {}
+    for source in scan_folder(folder):
+        people.setdefault(str(source.identity), []).append(source.path)
+    draw = random.Random(seed)
+    same = [pair for images in people.values() for pair in combinations(images, 2)]
+    if not same or len(people) < 2:
+        raise ValueError(
+            f"{folder}: {len(people)} people, {len(same)} pairs of one person: to draw pairs takes "
+            "two people, one of whom with two images"
+        )
+    images = [(person, path) for person, paths in people.items() for path in paths]
+    different: set[tuple[str, str]] = set()
+    half = min(most // 2, len(same))
+    for _ in range(100 * half):  # enough even if nearly all images are of one person
+        if len(different) == half:
+            break
+        (one, first), (other, second) = sorted(draw.sample(images, 2))
+        if one != other:
+            different.add((first, second))
+    same = draw.sample(same, len(different))
+    pairs = [Pair(*paths, True) for paths in same]
+    pairs += [Pair(*paths, False) for paths in sorted(different)]
+    draw.shuffle(pairs)
+    return pairs
+
+
+def make_pack(
+    name: str, pairs: list[Pair], size: tuple[int, int] = (112, 112), threads: int = 2
+) -> tuple[Pack, list[str]]:
+    """Load all pairs that can be read.
 
     Returns
     -------
-    list of str
-        What was left out, and why.
+    pack : Pack
+    left_out : list of str
+        What could not be read, and why.
     """
 
     def load(pair: Pair) -> tuple[bytes, bytes] | str:
@@ -113,18 +157,17 @@ def build_pack(
 
     images, issame, left_out = [], [], []
     loaded = progress(
-        map_ordered(load, pairs, threads), total=len(pairs), desc="packing", unit="pairs"
+        map_ordered(load, pairs, threads), total=len(pairs), desc="loading", unit="pairs"
     )
     for pair, result in zip(pairs, loaded):
         if isinstance(result, str):
             left_out.append(result)
         else:
-            images.extend(result)
+            images += [np.frombuffer(image, np.uint8) for image in result]
             issame.append(pair.issame)
     if not issame:
         raise ValueError(f"no pair could be read:\n{some_of(left_out)}")
-    write_pack(output, images, issame)
-    return left_out
+    return Pack(name, images, np.array(issame)), left_out
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -133,11 +176,13 @@ def build_parser() -> argparse.ArgumentParser:
         prog="pairs2bin", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--data-dir", required=True, help="folder the list's images lie in")
-    parser.add_argument("--pairs", required=True, help="the list")
+    parser.add_argument("--pairs", help="the list; without it, pairs are drawn")
     parser.add_argument("--output", required=True, help="the .bin file")
     parser.add_argument(
         "--image-size", type=image_size, default=(112, 112), help="height,width; 112,112"
     )
+    parser.add_argument("--most", type=int, default=6000, help="pairs to draw; %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the drawing; %(default)s")
     parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
     return parser
 
@@ -146,10 +191,13 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse_args(argv)
-    pairs = read_pairs(args.pairs, args.data_dir)
-    left_out = build_pack(pairs, args.output, args.image_size, args.threads)
-    written = len(pairs) - len(left_out)
-    print(f"{written} of {len(pairs)} pairs in {args.output}")
+    if args.pairs:
+        pairs = read_pairs(args.pairs, args.data_dir)
+    else:
+        pairs = draw_pairs(args.data_dir, args.most, args.seed)
+    pack, left_out = make_pack(args.output, pairs, args.image_size, args.threads)
+    write_pack(args.output, pack.images, pack.issame)
+    print(f"{len(pack)} of {len(pairs)} pairs in {args.output}")
     if left_out:
         print(f"{len(left_out)} pairs were left out, their images can't be read:")
         print(some_of(left_out))

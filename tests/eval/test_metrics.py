@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+from naive_metrics import naive_fold_accuracy
 
 from dsoftmax.eval import metrics
 
@@ -14,26 +15,6 @@ def scores_of(rng, genuine=40, impostor=60, digits=1):
         np.round(rng.normal(1, 1, genuine), digits),
         np.round(rng.normal(0, 1, impostor), digits),
     )
-
-
-def naive_fold_accuracy(distances, is_same, folds):
-    """Spell insightface's protocol out."""
-    count = len(distances)
-    sizes = [count // folds + (fold < count % folds) for fold in range(folds)]
-    found, start = [], 0
-    for size in sizes:
-        test = range(start, start + size)
-        best, best_right = None, -1
-        for step in range(400):
-            threshold = np.arange(0, 4, 0.01)[step]
-            right = sum(
-                (distances[i] < threshold) == is_same[i] for i in range(count) if i not in test
-            )
-            if right > best_right:
-                best, best_right = threshold, right
-        found.append(np.mean([(distances[i] < best) == is_same[i] for i in test]))
-        start += size
-    return np.mean(found), np.std(found)
 
 
 class TestFoldAccuracy:
@@ -223,3 +204,47 @@ def test_embeddings_without_a_direction():
     np.testing.assert_allclose(unit, [[0, 0], [0.6, 0.8]])
     with pytest.raises(ValueError, match=r"2 of 3 embeddings hold NaN or infinite.*number 1"):
         metrics.normalized(np.array([[1.0, 0], [np.nan, 0], [np.inf, 1]]))
+
+
+class TestKnowingTheHighestOnly:
+    def test_as_good_as_knowing_all(self, rng):
+        genuine, impostor = scores_of(rng)
+        highest = np.sort(impostor)[-20:]
+        fars = [0, 0.01, 0.1, 0.3]
+        assert metrics.at_far(genuine, highest, fars, total=60) == (
+            metrics.at_far(genuine, impostor, fars)
+        )
+
+    def test_too_few_are_refused(self):
+        with pytest.raises(ValueError, match="20 of 60 scores do not tell the rate"):
+            metrics.at_far(np.ones(3), np.arange(20), [0.1, 0.5], total=60)
+
+
+class TestCalibration:
+    def test_intervals_hold_the_truth_as_often_as_they_say(self, rng):
+        """Scores are uniform, so the true threshold of a rate is one minus it."""
+        held = {0.2: 0, 0.02: 0}
+        rounds = 400
+        for _ in range(rounds):
+            genuine, impostor = rng.random(50) + 0.1, rng.random(300)
+            for found in metrics.calibrate(genuine, impostor, list(held)):
+                held[found.far] += found.threshold.low <= 1 - found.far <= found.threshold.high
+                assert found.threshold.low <= found.point.threshold <= found.threshold.high
+        for count in held.values():  # 95 % or a little more; four deviations are 4.4 %
+            assert count / rounds >= 0.906
+
+    def test_rates_too_small_for_the_pairs(self):
+        (found,) = metrics.calibrate(np.full(10, 2.0), np.linspace(0, 1, 50), [1e-3])
+        assert found.threshold.high == math.inf
+        assert found.pairs_needed == 1000
+        assert found.point == (1.0, 1.0, 0.0)
+
+    def test_share_interval(self):
+        low, high = metrics.share_interval(0, 10)  # the textbook's: 0 of 10, up to 30.8 %
+        assert low == 0
+        assert high == pytest.approx(0.3085, abs=1e-4)
+        low, high = metrics.share_interval(10, 10)
+        assert (low, high) == (pytest.approx(0.6915, abs=1e-4), 1)
+        low, high = metrics.share_interval(15, 20)
+        assert (low, high) == (pytest.approx(0.5090, abs=1e-4), pytest.approx(0.9134, abs=1e-4))
+        assert metrics.share_interval(0, 0) == (0, 1)

@@ -1,7 +1,7 @@
 import mxnet as mx
 import pytest
 
-from dsoftmax.recognition.devices import contexts
+from dsoftmax.recognition.devices import contexts, gpu_contexts
 
 
 @pytest.mark.parametrize(
@@ -38,3 +38,18 @@ def test_the_environment(visible, expected, monkeypatch):
 def test_nonsense(flag):
     with pytest.raises(ValueError, match="devices are cpu, gpu, cpu:2"):
         contexts(flag)
+
+
+def test_the_gpu_flag(monkeypatch):
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
+    assert gpu_contexts(None) == gpu_contexts("-1") == [mx.cpu(0)]
+    assert gpu_contexts("1") == [mx.gpu(1)]
+    assert gpu_contexts("0,1") == [mx.gpu(0), mx.gpu(1)]
+    with pytest.raises(ValueError, match="--gpu 0,2: MXNet sees 2 GPUs here; --gpu -1 takes the"):
+        gpu_contexts("0,2")
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
+    with pytest.raises(ValueError, match="--gpu 0: MXNet sees no GPU here"):
+        gpu_contexts("0")
+    with pytest.raises(ValueError, match="ids as 0 or 0,1"):
+        gpu_contexts("zero")

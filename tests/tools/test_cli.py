@@ -10,18 +10,23 @@ from dsoftmax.tools.cli import command, image_size, some_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(
-    path.stem
-    for path in (REPOSITORY / "tools").glob("*.py")
-    if path.stem not in ("__init__", "cli", "measuring")
+    f"{path.parent.name}.{path.stem}"
+    for folder in ("tools", "eval")
+    for path in (REPOSITORY / folder).glob("*.py")
+    if "def build_parser" in path.read_text(encoding="utf-8")
 )
 
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name, capsys):
     with pytest.raises(SystemExit) as stop:
-        importlib.import_module(f"dsoftmax.tools.{name}").main(["--help"])
+        importlib.import_module(f"dsoftmax.{name}").main(["--help"])
     assert stop.value.code == 0
-    assert f"usage: {name}" in capsys.readouterr().out
+    assert f"usage: {name.split('.')[1]}" in capsys.readouterr().out
+
+
+def test_commands_are_found():
+    assert {"tools.dir2rec", "eval.verification"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("how", [["tools/rec_info.py"], ["-m", "dsoftmax.tools.rec_info"]])

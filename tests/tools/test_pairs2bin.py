@@ -94,6 +94,34 @@ def test_bad_lists(faces, run, capsys, text, message):
     assert message in capsys.readouterr().err
 
 
+def test_pairs_are_drawn_from_a_folder_of_people(faces, tmp_path):
+    content = faces(*[f"{name}/{i}.jpg" for name in ("ann", "bo", "cy") for i in range(4)])
+    person = {image: name.split("/")[0] for name, image in content.items()}
+    flags = ["--data-dir", str(tmp_path / "faces"), "--output", str(tmp_path / "own.bin")]
+    packs = []
+    for more in (["--most", "20"], ["--most", "20"], ["--most", "20", "--seed", "1"], []):
+        assert pairs2bin.main([*flags, *more]) == 0
+        packs.append(read_pack(tmp_path / "own.bin"))
+        names = [person[image.tobytes()] for image in packs[-1].images]
+        pairs = list(zip(names[::2], names[1::2]))
+        assert [one == other for one, other in pairs] == packs[-1].issame.tolist()
+        assert len({(a.tobytes(), b.tobytes()) for a, b in zip(*[iter(packs[-1].images)] * 2)}) == (
+            len(packs[-1])
+        )
+        assert packs[-1].issame.sum() * 2 == len(packs[-1])
+    sizes = [len(pack) for pack in packs]
+    assert sizes == [20, 20, 20, 36]  # three people have 18 pairs of their own
+    texts = [b"".join(image.tobytes() for image in pack.images) for pack in packs]
+    assert texts[0] == texts[1] != texts[2]
+
+
+def test_nothing_to_draw_from(faces, tmp_path, capsys):
+    faces("ann/1.jpg", "bo/1.jpg")
+    flags = ["--data-dir", str(tmp_path / "faces"), "--output", str(tmp_path / "own.bin")]
+    assert pairs2bin.main(flags) == 2
+    assert "2 people, 0 pairs of one person" in capsys.readouterr().err
+
+
 @pytest.mark.realdata
 def test_real_faces_survive(real_data, tmp_path):
     """A pack unpacked to files and packed again is the same pack."""
@@ -106,8 +134,8 @@ def test_real_faces_survive(real_data, tmp_path):
         lines.append(f"{pair}_0.jpg {pair}_1.jpg {int(pack.issame[pair])}\n")
     (tmp_path / "pairs.txt").write_text("".join(lines))
     pairs = pairs2bin.read_pairs(tmp_path / "pairs.txt", tmp_path)
-    assert pairs2bin.build_pack(pairs, tmp_path / "again.bin") == []
-    again = read_pack(tmp_path / "again.bin")
+    again, left_out = pairs2bin.make_pack("again", pairs)
+    assert left_out == []
     assert cv2.imdecode(again.images[0], 1).shape == (112, 112, 3)
     assert all((one == other).all() for one, other in zip(again.images, pack.images))
     assert again.issame.tolist() == pack.issame[:20].tolist()

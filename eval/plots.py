@@ -1,0 +1,373 @@
+"""Figures people put into papers, of one result or of several, as .png, .pdf or .svg.
+
+    python eval/plots.py roc arcface.json dsoftmax.json --output roc.pdf
+    python eval/plots.py scores dsoftmax.json --output scores.png
+    python eval/plots.py cmc arcface.json dsoftmax.json --output cmc.pdf
+    python eval/plots.py distractors arcface.json dsoftmax.json --output distractors.pdf
+    python eval/plots.py classes initial.npy trained.npy --output classes.pdf
+    python eval/plots.py scatter embeddings.npz --output sphere.png
+
+The .json files are what the commands beside this one write with --json; a file may hold several
+results, and each becomes a line named as it is. `classes` draws how the cosines of all pairs of
+class weights (K, D) are distributed, the paper's figure 4, and `scatter` embeddings of width 3 on
+their sphere, figure 1, from a file that holds `embeddings` (n, 3) and `labels` (n,).
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from typing import Any, Mapping, NamedTuple, Sequence
+
+import numpy as np
+from matplotlib.figure import Figure
+from matplotlib.ticker import PercentFormatter
+
+from dsoftmax.eval import metrics
+from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.tools.cli import command
+
+FORMATS = ("png", "pdf", "svg")
+# Told apart when printed in grey, too: by the kind of line beside the colour.
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
+LINES = ("-", "--", "-.", ":")
+CLASS_PAIRS = 50_000_000
+
+
+class Curve(NamedTuple):
+    """Rates at false accept rates, on a logarithmic grid."""
+
+    far: list[float]
+    tar: list[float]
+
+
+class Histogram(NamedTuple):
+    """How scores are distributed, as shares of each kind in bins of one width."""
+
+    edges: list[float]  # (bins + 1,)
+    genuine: list[float]
+    impostor: list[float]
+
+
+def sample_roc(
+    genuine: np.ndarray, impostor: np.ndarray, total: int | None = None, highest: float = 1.0
+) -> Curve:
+    """Take 50 points a decade of the curve, from the rate of a single pair to `highest`."""
+    total = len(impostor) if total is None else total
+    lowest = 1 / total
+    count = max(round(50 * np.log10(highest / lowest)), 1) + 1
+    fars = np.geomspace(lowest, highest, count) if highest > lowest else np.array([lowest])
+    points = metrics.at_far(genuine, impostor, fars, total)
+    return Curve(fars.tolist(), [point.tar for point in points])
+
+
+def bin_scores(genuine: np.ndarray, impostor: np.ndarray) -> Histogram:
+    """Count cosines in bins of one width, up to a hundred of them."""
+    both = np.concatenate([genuine, impostor])
+    bins = int(np.clip(np.sqrt(len(both)), 10, 100))
+    edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-6), bins + 1)
+    shares = (
+        np.histogram(scores, edges)[0] / max(len(scores), 1) for scores in (genuine, impostor)
+    )
+    return Histogram(edges.tolist(), *(share.tolist() for share in shares))
+
+
+def _axes(width: float = 6.0, height: float = 4.2) -> tuple[Figure, Any]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots()
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _style(number: int) -> dict[str, Any]:
+    return {
+        "color": COLOURS[number % len(COLOURS)],
+        "linestyle": LINES[number % len(LINES)],
+        "linewidth": 1.8,
+    }
+
+
+def draw_roc(curves: Mapping[str, Curve]) -> Figure:
+    """Draw true against false accept rates, the latter logarithmic."""
+    figure, axes = _axes()
+    for number, (name, curve) in enumerate(curves.items()):
+        axes.step(curve.far, curve.tar, where="post", label=name, **_style(number))
+    lowest = min(min(curve.tar) for curve in curves.values())
+    margin = max(0.04 * (1 - lowest), 1e-4)
+    axes.set(
+        xscale="log",
+        xlim=(min(min(curve.far) for curve in curves.values()), None),
+        ylim=(lowest - margin, 1 + margin),
+        xlabel="false accept rate",
+        ylabel="true accept rate",
+    )
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.grid(which="minor", axis="x", alpha=0.12)
+    axes.legend(loc="lower right")
+    return figure
+
+
+def draw_scores(histograms: Mapping[str, Histogram]) -> Figure:
+    """Draw the distributions of scores, a panel for each result."""
+    figure = Figure(figsize=(6, 1.2 + 2.2 * len(histograms)), layout="constrained")
+    panels = figure.subplots(len(histograms), sharex=True, squeeze=False)[:, 0]
+    for axes, (name, histogram) in zip(panels, histograms.items()):
+        kinds = (("different people", histogram.impostor), ("one person", histogram.genuine))
+        for (label, shares), colour, hatch in zip(kinds, (COLOURS[1], COLOURS[0]), ("", "////")):
+            if sum(shares):
+                axes.stairs(
+                    shares,
+                    histogram.edges,
+                    fill=True,
+                    facecolor=(colour + "55"),
+                    edgecolor=colour,
+                    linewidth=1.2,
+                    hatch=hatch,
+                    label=label,
+                )
+        axes.set(ylabel="share of the pairs", title=name)
+        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        axes.grid(alpha=0.3)
+        axes.set_axisbelow(True)
+    panels[0].legend()
+    panels[-1].set_xlabel("cosine of a pair")
+    return figure
+
+
+def draw_cmc(curves: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw the share of probes whose mate is among the first k, against k."""
+    figure, axes = _axes()
+    for number, (name, rates) in enumerate(curves.items()):
+        axes.plot(range(1, len(rates) + 1), rates, label=name, **_style(number))
+    axes.set(xscale="log", xlabel="rank", ylabel="identification rate")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.xaxis.set_major_formatter(lambda rank, _: f"{rank:g}")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def draw_distractors(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+    """Draw rank-1 rates against the number of distractors."""
+    figure, axes = _axes()
+    for number, (name, rates) in enumerate(curves.items()):
+        axes.plot(list(rates), list(rates.values()), marker="o", label=name, **_style(number))
+    axes.set(xscale="log", xlabel="distractors", ylabel="rank-1 identification rate")
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    axes.legend(loc="lower left")
+    return figure
+
+
+def class_cosines(weights: np.ndarray, bins: int = 400, seed: int = 0) -> tuple[np.ndarray, ...]:
+    """Count the cosines of pairs of class weights: all, or of a random part of many classes.
+
+    Parameters
+    ----------
+    weights : (K, D)
+    bins : int
+
+    Returns
+    -------
+    edges, counts : (bins + 1,), (bins,) int
+        From -1 to 1.
+    """
+    most = int(np.sqrt(2 * CLASS_PAIRS))
+    if len(weights) > most:
+        weights = weights[np.random.default_rng(seed).choice(len(weights), most, replace=False)]
+    directions = metrics.normalized(np.asarray(weights, np.float32))
+    edges = np.linspace(-1, 1, bins + 1)
+    counts = np.zeros(bins, int)
+    for start in range(0, len(directions), 512):
+        block = directions[start : start + 512]
+        cosines = np.clip(block @ directions[start:].T, -1, 1)
+        counts += np.histogram(cosines[np.triu_indices_from(cosines, 1)], edges)[0]
+    return edges, counts
+
+
+def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
+    """Draw the distribution of the cosines between class weights (the paper's figure 4).
+
+    Parameters
+    ----------
+    sets : mapping of (K, D)
+    """
+    figure, axes = _axes()
+    widest = 0.0
+    for number, (name, weights) in enumerate(sets.items()):
+        edges, counts = class_cosines(weights)
+        centres, width = (edges[1:] + edges[:-1]) / 2, edges[1] - edges[0]
+        share = counts / max(counts.sum(), 1)
+        mean = float(share @ centres)
+        sigma = float(np.sqrt(share @ (centres - mean) ** 2))
+        label = f"{name}: mean {mean:+.3f}, 3σ {3 * sigma:.3f}"
+        axes.plot(centres, share / width, label=label, **_style(number))
+        seen = np.abs(centres[counts > 0])
+        widest = max(widest, float(seen.max()) if seen.size else 0.0)
+    dimensions = {weights.shape[1] for weights in sets.values()}
+    for dimension in sorted(dimensions):
+        # Of random directions in D dimensions cosines have a deviation of 1 / sqrt(D).
+        x = np.linspace(-1, 1, 801)
+        density = np.exp(-dimension * x**2 / 2) * np.sqrt(dimension / (2 * np.pi))
+        axes.fill_between(x, density, color="grey", alpha=0.25, lw=0, zorder=0)
+        axes.plot([], [], color="grey", alpha=0.4, lw=6, label=f"random, width {dimension}")
+    limit = min(1.0, max(1.15 * widest, 4 / np.sqrt(min(dimensions))))
+    axes.set(
+        xlim=(-limit, limit),
+        ylim=(0, None),
+        xlabel="cosine between the weights of two classes",
+        ylabel="density",
+    )
+    axes.legend(fontsize=8, loc="upper right")
+    return figure
+
+
+def draw_scatter(embeddings: np.ndarray, labels: np.ndarray, title: str = "") -> Figure:
+    """Draw embeddings on the sphere, a colour a class (the paper's figure 1).
+
+    Parameters
+    ----------
+    embeddings : (n, 3)
+    labels : (n,) int
+    """
+    if embeddings.ndim != 2 or embeddings.shape[1] != 3:
+        raise ValueError(
+            f"embeddings {embeddings.shape} are not of width 3: such a picture takes a network "
+            "trained with --emb-size 3"
+        )
+    points = metrics.normalized(np.asarray(embeddings, np.float64))
+    figure = Figure(figsize=(5, 5), layout="constrained")
+    axes = figure.add_subplot(projection="3d")
+    turn, height = np.mgrid[0 : 2 * np.pi : 37j, 0 : np.pi : 19j]
+    sphere = (np.cos(turn) * np.sin(height), np.sin(turn) * np.sin(height), np.cos(height))
+    axes.plot_wireframe(*sphere, color="grey", alpha=0.15, linewidth=0.5)
+    colours = [*COLOURS, "#999999", "#882255", "#44aa99"]
+    for number, label in enumerate(np.unique(labels)):
+        own = points[labels == label]
+        colour = colours[number % len(colours)]
+        axes.scatter(*own.T, s=6, color=colour, label=str(label), depthshade=True)
+        centre = metrics.normalized(own.mean(axis=0, keepdims=True))[0]
+        axes.plot(*zip((0, 0, 0), centre), color=colour, linewidth=1.5)
+    axes.set_box_aspect((1, 1, 1))
+    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xticks=[], yticks=[], zticks=[], title=title)
+    if len(np.unique(labels)) <= 10:
+        axes.legend(title="class", fontsize=8, loc="center left", bbox_to_anchor=(0.98, 0.5))
+    return figure
+
+
+def save(figure: Figure, path: str) -> None:
+    """Write a figure in the format its name ends in."""
+    extension = os.path.splitext(path)[1][1:].lower()
+    if extension not in FORMATS:
+        raise ValueError(f"{path}: a figure's name ends in {', '.join(FORMATS)}")
+    with AtomicFile(path) as file:
+        figure.savefig(file, format=extension, dpi=200)
+
+
+def save_both(figure: Figure, stem: str) -> None:
+    """Write a figure to look at (.png) and one to print (.pdf)."""
+    for extension in ("png", "pdf"):
+        save(figure, f"{stem}.{extension}")
+
+
+def _draw_rank1(rates: Mapping[str, Mapping[str, float]]) -> Figure:
+    return draw_distractors(
+        {name: {int(size): rate for size, rate in found.items()} for name, found in rates.items()}
+    )
+
+
+def _draw_curves(found: Mapping[str, Mapping]) -> Figure:
+    return draw_roc({name: Curve(**curve) for name, curve in found.items()})
+
+
+def _draw_histograms(found: Mapping[str, Mapping]) -> Figure:
+    return draw_scores({name: Histogram(**shares) for name, shares in found.items()})
+
+
+# What a result of the commands may hold, and how it is drawn.
+OF_RESULTS = {
+    "roc": _draw_curves,
+    "scores": _draw_histograms,
+    "cmc": draw_cmc,
+    "distractors": _draw_rank1,
+}
+
+
+def save_all(results: Sequence[Mapping[str, Any]], folder: str, prefix: str = "") -> None:
+    """Draw all that is in results, several on one figure: roc, scores and so on."""
+    for kind, draw in OF_RESULTS.items():
+        found = {result["name"]: result[kind] for result in results if kind in result}
+        if found:
+            save_both(draw(found), os.path.join(folder, f"{prefix}{kind}"))
+
+
+def _read_results(paths: Sequence[str], kind: str) -> dict[str, Any]:
+    """Collect one kind of thing from all results in .json files, by their names."""
+    found: dict[str, Any] = {}
+    for path in paths:
+        try:
+            with open(path, encoding="utf-8") as file:
+                results = json.load(file)["results"]
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}: not what the commands of eval write with --json") from None
+        stem = os.path.splitext(os.path.basename(path))[0]
+        for result in results:
+            if kind in result:
+                name = result["name"] if len(paths) == 1 else f"{stem}: {result['name']}"
+                found[name] = result[kind]
+    if not found:
+        raise ValueError(f"{', '.join(paths)}: there is no {kind} in any result")
+    return found
+
+
+def _read_arrays(paths: Sequence[str]) -> dict[str, np.ndarray]:
+    arrays = {}
+    for path in paths:
+        try:
+            array = np.load(path, allow_pickle=False)
+        except (ValueError, EOFError):
+            raise ValueError(f"{path}: not a .npy file of numbers") from None
+        if getattr(array, "ndim", 0) != 2:
+            raise ValueError(f"{path}: class weights are one array (classes, width)")
+        arrays[os.path.splitext(os.path.basename(path))[0]] = array
+    return arrays
+
+
+def _read_labelled(path: str) -> tuple[np.ndarray, np.ndarray]:
+    try:
+        with np.load(path, allow_pickle=False) as file:
+            return file["embeddings"], file["labels"]
+    except (ValueError, KeyError, TypeError, AttributeError, EOFError):
+        raise ValueError(f"{path}: it must be a .npz of `embeddings` and `labels`") from None
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("kind", choices=[*OF_RESULTS, "classes", "scatter"], help="what to draw")
+    parser.add_argument("files", nargs="+", help="results (.json) or arrays (.npy, .npz)")
+    parser.add_argument("--output", required=True, help="the figure: .png, .pdf or .svg")
+    return parser
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    if args.kind == "classes":
+        figure = draw_classes(_read_arrays(args.files))
+    elif args.kind == "scatter":
+        if len(args.files) > 1:
+            raise ValueError("scatter draws one file at a time")
+        figure = draw_scatter(*_read_labelled(args.files[0]))
+    else:
+        figure = OF_RESULTS[args.kind](_read_results(args.files, args.kind))
+    save(figure, args.output)
+    print(args.output)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
