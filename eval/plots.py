@@ -56,9 +56,8 @@ def sample_roc(
 ) -> Curve:
     """Take 50 points a decade of the curve, from the rate of a single pair to `highest`."""
     total = len(impostor) if total is None else total
-    lowest = 1 / total
-    count = max(round(50 * np.log10(highest / lowest)), 1) + 1
-    fars = np.geomspace(lowest, highest, count) if highest > lowest else np.array([lowest])
+    lowest = min(1 / total, highest)
+    fars = np.geomspace(lowest, highest, 1 + round(50 * np.log10(highest / lowest)))
     points = metrics.at_far(genuine, impostor, fars, total)
     return Curve(fars.tolist(), [point.tar for point in points])
 
@@ -215,7 +214,7 @@ def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
     limit = min(1.0, max(1.15 * widest, 4 / np.sqrt(min(dimensions))))
     axes.set(
         xlim=(-limit, limit),
-        ylim=(0, None),
+        ylim=(0, 1.35 * axes.get_ylim()[1]),  # room for the names
         xlabel="cosine between the weights of two classes",
         ylabel="density",
     )
@@ -250,7 +249,8 @@ def draw_scatter(embeddings: np.ndarray, labels: np.ndarray, title: str = "") ->
         centre = metrics.normalized(own.mean(axis=0, keepdims=True))[0]
         axes.plot(*zip((0, 0, 0), centre), color=colour, linewidth=1.5)
     axes.set_box_aspect((1, 1, 1))
-    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), xticks=[], yticks=[], zticks=[], title=title)
+    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), title=title)
+    axes.set_axis_off()
     if len(np.unique(labels)) <= 10:
         axes.legend(title="class", fontsize=8, loc="center left", bbox_to_anchor=(0.98, 0.5))
     return figure

@@ -114,3 +114,10 @@ def symbol_model(tmp_path, rng):
         return prefix
 
     return write
+
+
+@pytest.fixture
+def face_model(symbol_model):
+    """Return the name of a network to evaluate: the published y1 where it is, else a small one."""
+    published = REAL_DATA / "y1" / "model"
+    return f"{published if published.with_name('model-0000.params').exists() else symbol_model()},0"

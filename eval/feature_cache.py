@@ -1,0 +1,127 @@
+"""Embeddings on disk that survive an interruption: what is done is not done again.
+
+A cache is a folder of its own, named by all that its content depends on (the model, the list of
+images, their size), so that another model never meets the embeddings of a former one. It holds
+``features.npy``, (images, 2, D) float32, and ``state.json``: how many rows are written, and which
+images could not be read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import time
+from typing import Any, Callable, Mapping, NamedTuple
+
+import numpy as np
+
+from dsoftmax.eval.embed import embed_batches
+from dsoftmax.eval.models import Embed
+from dsoftmax.recognition.files import AtomicFile
+
+SECONDS_BETWEEN_SAVES = 20.0
+
+
+class Features(NamedTuple):
+    """Embeddings of all images of a list."""
+
+    views: np.ndarray  # (n, 2, D) float32, mapped from disk: of the image, of its mirror image
+    unreadable: list[tuple[int, str]]  # (number of the image, why); its rows are 0
+
+
+def cached_features(
+    folder: str,
+    name: str,
+    depends_on: Mapping[str, Any],
+    count: int,
+    make_embed: Callable[[], Embed],
+    load: Callable[[int], np.ndarray],
+    size: tuple[int, int],
+    batch_size: int = 32,
+    threads: int = 2,
+) -> Features:
+    """Return the embeddings of images, from the cache as far as they are there.
+
+    Parameters
+    ----------
+    folder : str
+        Where the caches are.
+    name : str
+        What the cache's own folder is called, before its sum.
+    depends_on : mapping
+        All that the embeddings depend on, as JSON can hold it.
+    count : int
+        How many images there are.
+    make_embed : callable
+        Loads the model; not called if all is there.
+    load : callable
+        Returns an image by its number, as of `embed_batches`.
+    size : (int, int)
+        Height and width of the images that `load` returns.
+    batch_size, threads : int
+    """
+    described = json.dumps({**depends_on, "count": count, "size": list(size)}, sort_keys=True)
+    own = os.path.join(folder, f"{name}-{hashlib.sha256(described.encode()).hexdigest()[:12]}")
+    os.makedirs(own, exist_ok=True)
+    writer = _Writer(own, count)
+    if writer.done < count:
+        embed = make_embed()
+        writer.open(embed(np.zeros((1, 3, *size), np.uint8)).shape[1])
+        try:
+            for batch in embed_batches(
+                embed, load, range(writer.done, count), batch_size, threads, desc=name
+            ):
+                writer.append(batch.views, batch.unreadable)
+        finally:
+            writer.close()
+    return Features(np.load(writer.features_path, mmap_mode="r"), writer.unreadable)
+
+
+class _Writer:
+    """Appends rows; the state on disk never claims more of them than are there."""
+
+    def __init__(self, folder: str, count: int):
+        self.features_path = os.path.join(folder, "features.npy")
+        self._state_path = os.path.join(folder, "state.json")
+        self._count = count
+        self.done, self.unreadable, self._width = 0, [], 0
+        if os.path.exists(self._state_path) and os.path.exists(self.features_path):
+            with open(self._state_path, encoding="utf-8") as file:
+                state = json.load(file)
+            self.done, self._width = state["done"], state["width"]
+            self.unreadable = [(number, why) for number, why in state["unreadable"]]
+
+    def open(self, width: int) -> None:
+        if width != self._width:
+            self.done, self.unreadable, self._width = 0, [], width
+        header = {
+            "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+            "fortran_order": False,
+            "shape": (self._count, 2, width),
+        }
+        self._file = open(self.features_path, "r+b" if self.done else "wb")  # noqa: SIM115
+        np.lib.format.write_array_header_1_0(self._file, header)
+        self._file.seek(self.done * 2 * width * 4, os.SEEK_CUR)
+        self._saved_at = time.monotonic()
+
+    def append(self, views: np.ndarray, unreadable: list[tuple[int, str]]) -> None:
+        if not views.shape[2]:  # not one of them could be read
+            views = np.zeros((len(views), 2, self._width), np.float32)
+        self._file.write(views.tobytes())
+        self.done += len(views)
+        self.unreadable += unreadable
+        if time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
+            self._save()
+
+    def _save(self) -> None:
+        self._file.flush()
+        os.fsync(self._file.fileno())
+        state = {"done": self.done, "width": self._width, "unreadable": self.unreadable}
+        with AtomicFile(self._state_path, "w") as file:
+            json.dump(state, file)
+        self._saved_at = time.monotonic()
+
+    def close(self) -> None:
+        self._save()
+        self._file.close()

@@ -1,0 +1,388 @@
+"""Evaluate on IJB-B or IJB-C: 1:1 verification and 1:N identification of templates.
+
+    python eval/ijb.py --data-dir IJBC --target IJBC --model models/r50-dsoftmax-emore/model,1
+    python eval/ijb.py --data-dir IJBC --target IJBC --features features.npy --job mine
+
+The data are insightface's: loose_crop/*.jpg and meta/ with, for IJBC,
+
+    ijbc_name_5pts_score.txt, ijbc_face_tid_mid.txt     faces; templates and media
+    ijbc_template_pair_label.txt                        1:1
+    ijbc_1N_gallery_G1.csv, …_G2.csv, ijbc_1N_probe_mixed.csv    1:N (IJBB: S1, S2)
+
+A protocol whose files are absent is left out. Embeddings are kept under --result-dir as they are
+made: an interrupted run goes on where it was. Faces that can't be read are listed and count for
+nothing; a template without any scores lowest with everybody. Each gallery is searched by all
+probes: those it holds tell the ranks, the others the threshold; then galleries are averaged.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import os
+import sys
+from typing import Any, NamedTuple, Sequence
+
+import numpy as np
+
+from dsoftmax.eval import metrics, plots, templates
+from dsoftmax.eval.feature_cache import Features, cached_features
+from dsoftmax.recognition.data.images import align, decode
+from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.tools.cli import (
+    add_json_flag,
+    command,
+    default_threads,
+    image_size,
+    print_json,
+    some_of,
+)
+from dsoftmax.tools.preflight import check_mxnet
+
+check_mxnet()
+
+from dsoftmax.eval.models import load_model, parse_models  # noqa: E402
+from dsoftmax.recognition.devices import gpu_contexts  # noqa: E402
+
+FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
+PAPER_FARS = (1e-1, 1e-2, 1e-3, 1e-4)
+FPIRS = (0.01, 0.1)
+RANKS = (1, 5, 10)
+CMC_RANKS = 50
+GALLERIES = {"IJBB": ("S1", "S2"), "IJBC": ("G1", "G2")}
+PROBES_PER_BLOCK = 4096
+
+
+class Search(NamedTuple):
+    """What came out of one gallery."""
+
+    gallery: str
+    found: metrics.Identification
+    points: list[metrics.OperatingPoint]  # one for each of FPIRS
+
+
+def verify(
+    pooled: templates.Templates, pairs: templates.Pairs, threads: int = 2
+) -> tuple[np.ndarray, list[metrics.OperatingPoint]]:
+    """Run 1:1.
+
+    Returns
+    -------
+    scores : (pairs,) float32
+    points : list of OperatingPoint
+        One for each of FARS.
+    """
+    scores = templates.pair_scores(pooled, pairs, threads)
+    return scores, metrics.at_far(scores[pairs.issame], scores[~pairs.issame], FARS)
+
+
+def search(
+    pooled: templates.Templates,
+    gallery: tuple[np.ndarray, np.ndarray],
+    probes: tuple[np.ndarray, np.ndarray],
+    name: str,
+) -> Search:
+    """Run 1:N on one gallery, each of `gallery` and `probes` (templates, subjects).
+
+    Probes whose subject is not in this gallery are the open set's strangers.
+    """
+    in_gallery = pooled.rows(gallery[0], f"gallery {name}")
+    in_probes = pooled.rows(probes[0], "the probes")
+    entries = pooled.features[in_gallery]
+    parts = []
+    for start in range(0, len(in_probes), PROBES_PER_BLOCK):
+        block = slice(start, start + PROBES_PER_BLOCK)
+        scores = pooled.features[in_probes[block]] @ entries.T
+        scores[pooled.is_empty[in_probes[block]]] = templates.FAILED
+        scores[:, pooled.is_empty[in_gallery]] = templates.FAILED
+        parts.append(metrics.identify(scores, probes[1][block], gallery[1]))
+    found = metrics.Identification(*(np.concatenate(part) for part in zip(*parts)))
+    if not found.ranks.size:
+        raise ValueError(f"gallery {name} holds nobody the probes show")
+    points = found.at_fpir(FPIRS) if found.other_scores.size else []
+    return Search(name, found, points)
+
+
+def embed_faces(args: argparse.Namespace, faces: templates.Faces) -> Features:
+    """Return the embeddings of all faces, resuming what an earlier run has done."""
+    crops = os.path.join(args.data_dir, "loose_crop")
+    if not os.path.isdir(crops):
+        raise FileNotFoundError(f"{crops}: there is no such folder; it holds the face images")
+    (model, *others) = parse_models(args.model)
+    if others:
+        raise ValueError(f"--model {args.model}: one model at a time, prefix,epoch")
+
+    def load(face: int) -> np.ndarray:
+        encoded = np.fromfile(os.path.join(crops, faces.names[face]), np.uint8)
+        return align(decode(encoded), faces.landmarks[face], args.image_size)[:, :, ::-1]
+
+    described = "\n".join(faces.names).encode() + faces.landmarks.tobytes()
+    contexts = gpu_contexts(args.gpu)
+    return cached_features(
+        os.path.join(args.result_dir, "features"),
+        args.target,
+        {"model": model.digest(), "faces": hashlib.sha256(described).hexdigest()},
+        len(faces.names),
+        lambda: load_model(model, contexts),
+        load,
+        args.image_size,
+        args.batch_size,
+        args.threads,
+    )
+
+
+def read_features(path: str, count: int) -> Features:
+    """Map features that were made elsewhere: (faces, D), or (faces, 2, D) with mirror images."""
+    try:
+        views = np.load(path, mmap_mode="r", allow_pickle=False)
+    except (ValueError, EOFError):
+        raise ValueError(f"{path}: not a .npy file of numbers") from None
+    if getattr(views, "ndim", 0) == 2:
+        views = views[:, None, :]
+    if getattr(views, "ndim", 0) != 3 or views.dtype.kind != "f" or views.shape[1] not in (1, 2):
+        raise ValueError(
+            f"{path}: features are floats (faces, width), or (faces, 2, width) with the mirror "
+            "images'"
+        )
+    if len(views) != count:
+        raise ValueError(f"{path}: {len(views)} rows for {count} faces")
+    return Features(views, [])
+
+
+def table(name: str, points: Sequence[metrics.OperatingPoint]) -> str:
+    """Lay the rates out as insightface does, in per cent."""
+    head = ["Methods", *(f"{far:g}" for far in FARS)]
+    row = [name, *(f"{100 * point.tar:.2f}" for point in points)]
+    widths = [max(map(len, column)) + 2 for column in zip(head, row)]
+    rule = "+" + "+".join("-" * width for width in widths) + "+"
+    lines = [
+        "|" + "|".join(text.center(width) for text, width in zip(texts, widths)) + "|"
+        for texts in (head, row)
+    ]
+    return "\n".join([rule, lines[0], rule, lines[1], rule])
+
+
+def paper_row(points: Sequence[metrics.OperatingPoint]) -> str:
+    """Lay the rates out as the paper's tables, for FAR of 1e-1, 1e-2, 1e-3 and 1e-4."""
+    by_far = dict(zip(FARS, points))
+    return " & ".join(f"{100 * by_far[far].tar:.2f}" for far in PAPER_FARS)
+
+
+def search_lines(searches: Sequence[Search]) -> list[str]:
+    """Lay out the ranks and open-set rates of each gallery and of their mean."""
+    lines = []
+    for one in searches:
+        ranks = " ".join(f"top{rank} = {one.found.rank_rate(rank):.5f}" for rank in RANKS)
+        strangers = len(one.found.other_scores)
+        lines.append(
+            f"[{one.gallery}] {ranks} ({len(one.found.ranks)} probes in it, {strangers} not)"
+        )
+        for fpir, point in zip(FPIRS, one.points):
+            lines.append(
+                f"[{one.gallery}] TPIR@FPIR={fpir:g}: {point.tar:.5f} "
+                f"(cosine above {point.threshold:.4f})"
+            )
+    means = mean_of_galleries(searches)
+    ranks = " ".join(f"top{rank} = {means['ranks'][f'{rank}']:.5f}" for rank in RANKS)
+    lines.append(f"[mean] {ranks}")
+    lines += [f"[mean] TPIR@FPIR={fpir}: {rate:.5f}" for fpir, rate in means["tpir"].items()]
+    return lines
+
+
+def mean_of_galleries(searches: Sequence[Search]) -> dict[str, Any]:
+    """Average what came out of each gallery."""
+    return {
+        "ranks": {
+            f"{rank}": float(np.mean([one.found.rank_rate(rank) for one in searches]))
+            for rank in RANKS
+        },
+        "tpir": {
+            f"{fpir:g}": float(np.mean([one.points[place].tar for one in searches]))
+            for place, fpir in enumerate(FPIRS)
+            if all(one.points for one in searches)
+        },
+        "cmc": np.mean([one.found.cmc(CMC_RANKS) for one in searches], axis=0).tolist(),
+    }
+
+
+class _Files(NamedTuple):
+    """Where the meta data of a target are."""
+
+    folder: str
+    target: str
+
+    def path(self, rest: str) -> str:
+        return os.path.join(self.folder, "meta", f"{self.target.lower()}_{rest}")
+
+    @property
+    def pairs(self) -> str:
+        return self.path("template_pair_label.txt")
+
+    @property
+    def galleries(self) -> dict[str, str]:
+        return {name: self.path(f"1N_gallery_{name}.csv") for name in GALLERIES[self.target]}
+
+    @property
+    def probes(self) -> str:
+        return self.path("1N_probe_mixed.csv")
+
+    def has(self, protocol: str) -> bool:
+        needed = [self.pairs] if protocol == "11" else [*self.galleries.values(), self.probes]
+        return all(os.path.exists(path) for path in needed)
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="ijb", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="", help="prefix,epoch or file.onnx")
+    parser.add_argument("--model-prefix", default="", help="as insightface's; with --model-epoch")
+    parser.add_argument("--model-epoch", type=int, default=1, help="%(default)s")
+    parser.add_argument("--features", help="a .npy file of features instead of a model")
+    parser.add_argument("--target", choices=sorted(GALLERIES), default="IJBC", help="%(default)s")
+    parser.add_argument(
+        "--data-dir", "--image-path", help="folder of loose_crop and meta; by default ./<target>"
+    )
+    parser.add_argument("--result-dir", help="where results go; by default ./<target>_result")
+    parser.add_argument("--job", default="insightface", help="name of the results; %(default)s")
+    parser.add_argument(
+        "--protocol", choices=("11", "1n"), help="one of them; by default all there are files of"
+    )
+    for flag, what in (
+        ("flip", "F: sum the embeddings of image and mirror image"),
+        ("norm", "N: keep the length of embeddings as a weight"),
+        ("detector", "D: weight by the detector's score"),
+    ):
+        parser.add_argument(
+            f"--{flag}", type=int, choices=(0, 1), default=1, help=f"{what}; %(default)s"
+        )
+    parser.add_argument("--image-size", type=image_size, default=(112, 112), help="112,112")
+    parser.add_argument("--gpu", help="ids, as 0 or 0,1; -1 for the CPU; CUDA_VISIBLE_DEVICES")
+    parser.add_argument("--batch-size", type=int, default=32, help="%(default)s")
+    parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
+    add_json_flag(parser)
+    return parser
+
+
+def _check_flags(args: argparse.Namespace) -> _Files:
+    args.data_dir = args.data_dir or args.target
+    args.result_dir = args.result_dir or f"{args.target}_result"
+    if args.model_prefix:
+        args.model = f"{args.model_prefix},{args.model_epoch}"
+    if bool(args.model) == bool(args.features):
+        raise ValueError("give either --model prefix,epoch or --features file.npy")
+    for name in ("batch_size", "threads"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+    files = _Files(args.data_dir, args.target)
+    wanted = [args.protocol] if args.protocol else ["11", "1n"]
+    if not any(files.has(protocol) for protocol in wanted):
+        needed = [files.pairs] if "11" in wanted else []
+        needed += [files.probes] if "1n" in wanted else []
+        raise FileNotFoundError(
+            f"{' and '.join(needed)}: there is no such file; is --data-dir {args.data_dir} the "
+            f"folder of {args.target}?"
+        )
+    return files
+
+
+def report_unreadable(features: Features, faces: templates.Faces, args: argparse.Namespace) -> None:
+    """List the faces that count for nothing."""
+    if not features.unreadable:
+        return
+    lines = [f"{faces.names[face]}: {why}" for face, why in features.unreadable]
+    path = os.path.join(args.result_dir, f"{args.job}-unreadable.txt")
+    with AtomicFile(path, "w") as file:
+        file.write("\n".join(lines) + "\n")
+    print(
+        f"{len(lines)} of {len(faces.names)} faces can't be read and count for nothing "
+        f"(all are in {path}):\n{some_of(lines, 5)}",
+        file=sys.stderr,
+    )
+
+
+def run_verification(
+    args: argparse.Namespace, files: _Files, pooled: templates.Templates, name: str
+) -> tuple[list[str], dict[str, Any]]:
+    """Run 1:1, save scores and curve; return lines for people and values for machines."""
+    pairs = templates.read_pairs(files.pairs)
+    scores, points = verify(pooled, pairs, args.threads)
+    genuine, impostor = scores[pairs.issame], scores[~pairs.issame]
+    lines = [
+        f"1:1, {len(genuine)} pairs of one person, {len(impostor)} of two, TAR (%) at FAR:",
+        table(name, points),
+        f"as in the paper, FAR 1e-1, 1e-2, 1e-3, 1e-4: {paper_row(points)}",
+    ]
+    curve = plots.sample_roc(genuine, impostor)
+    stem = os.path.join(args.result_dir, args.job)
+    with AtomicFile(f"{stem}.npy") as file:
+        np.save(file, scores)
+    plots.save_both(plots.draw_roc({name: curve}), stem)
+    return lines, {
+        "tar_at_far": {f"{far:g}": point.tar for far, point in zip(FARS, points)},
+        "thresholds": {f"{far:g}": point.threshold for far, point in zip(FARS, points)},
+        "roc": curve._asdict(),
+        "scores": plots.bin_scores(genuine, impostor)._asdict(),
+    }
+
+
+def run_identification(
+    args: argparse.Namespace, files: _Files, pooled: templates.Templates, name: str
+) -> tuple[list[str], dict[str, Any]]:
+    """Run 1:N, save the curve; return lines for people and values for machines."""
+    probes = templates.read_people(files.probes)
+    searches = [
+        search(pooled, templates.read_people(path), probes, gallery)
+        for gallery, path in files.galleries.items()
+    ]
+    means = mean_of_galleries(searches)
+    figure = plots.draw_cmc({name: means["cmc"]})
+    plots.save_both(figure, os.path.join(args.result_dir, f"{args.job}-cmc"))
+    return ["1:N", *search_lines(searches)], means
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    files = _check_flags(args)
+    faces = templates.read_faces(files.path("name_5pts_score.txt"))
+    members = templates.read_members(files.path("face_tid_mid.txt"), faces.names)
+    if args.features:
+        features = read_features(args.features, len(faces.names))
+    else:
+        features = embed_faces(args, faces)
+    report_unreadable(features, faces, args)
+    # Features without mirror images are taken as they are.
+    flip = bool(args.flip) and features.views.shape[1] == 2
+    switches = {"flip": flip, "norm": bool(args.norm), "detector": bool(args.detector)}
+    pooled = templates.pool(features.views, faces.scores, members, **switches)
+    name = f"{args.job}-{args.target}"
+    result: dict[str, Any] = {
+        "name": name,
+        "model": args.model or args.features,
+        "faces": len(faces.names),
+        "unreadable_faces": len(features.unreadable),
+        "templates": len(pooled.ids),
+        "empty_templates": int(pooled.is_empty.sum()),
+        "switches": f"N{args.norm}D{args.detector}F{int(flip)}",
+    }
+    lines = [
+        f"{args.target}: {result['faces']} faces, {result['templates']} templates "
+        f"({result['empty_templates']} without a readable face), {result['switches']}"
+    ]
+    for protocol, run in (("11", run_verification), ("1n", run_identification)):
+        if args.protocol in (None, protocol) and files.has(protocol):
+            more, found = run(args, files, pooled, name)
+            lines += more
+            result.update(found)
+    if args.json != "-":
+        print("\n".join(lines))
+        print(f"scores and figures are in {args.result_dir}, named {args.job}")
+    if args.json:
+        print_json({"results": [result]}, args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,337 @@
+r"""Evaluate on MegaFace: features, noise lists, and identification among a million distractors.
+
+    python eval/megaface.py --model models/r100-arcface-emore/model,1 --algo mine \
+        --facescrub-lst data/facescrub_lst --facescrub-root data/facescrub_images \
+        --megaface-lst data/megaface_lst --megaface-root data/megaface_images \
+        --facescrub-noises data/facescrub_noises.txt --megaface-noises data/megaface_noises.txt
+
+Three things are done, each as far as its flags are given:
+
+1. with --model, features of all images are written to --output, a file an image in MegaFace's own
+   layout, <output>/{facescrub,megaface}/…/<image>_<algo>.bin; those there are already are kept, so
+   that an interrupted run goes on. `p,1|q,2` joins the features of two networks.
+2. with noise lists, they are cleaned as insightface's refined protocol does, into
+   --feature-dir-out: a dimension more, 100 in noisy distractors and 0 elsewhere; noisy probes
+   become the centre of their identity.
+3. ranks are computed here, without the development kit: each probe and each of its mates among all
+   distractors; rank-1 with 10, 100, … of them, CMC, and the ROC of verification.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import sys
+from itertools import groupby
+from typing import Any, Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from dsoftmax.eval import metrics, plots
+from dsoftmax.eval.distractors import Ranking, rank_distractors
+from dsoftmax.eval.embed import embed_batches
+from dsoftmax.eval.megaface_features import (
+    ImageSet,
+    clean_probes,
+    is_noisy,
+    load_features,
+    read_list,
+    split_mark,
+    write_cleaned,
+    write_feature,
+)
+from dsoftmax.recognition.data.images import decode, fit
+from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json, some_of
+from dsoftmax.tools.preflight import check_mxnet
+
+check_mxnet()
+
+from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models  # noqa: E402
+from dsoftmax.recognition.devices import gpu_contexts  # noqa: E402
+
+SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
+FARS = (1e-6, 1e-5, 1e-4)
+TAIL = 1e-4  # the share of impostor scores that is kept: verification is exact up to this FAR
+
+
+def join(models: Sequence[Embed]) -> Embed:
+    """Make one network of several: features of length 1 side by side."""
+
+    def embed(images: np.ndarray) -> np.ndarray:
+        return np.concatenate([metrics.normalized(model(images)) for model in models], axis=1)
+
+    return embed if len(models) > 1 else models[0]
+
+
+def extract(
+    images: ImageSet,
+    make_embed: Callable[[], Embed],
+    folder: str,
+    algo: str,
+    size: tuple[int, int],
+    batch_size: int,
+    threads: int,
+) -> list[str]:
+    """Write the features of all images that have none yet; return those that can't be read."""
+    paths = images.feature_paths(folder, algo)
+    missing = [number for number, path in enumerate(paths) if not os.path.exists(path)]
+    if not missing:
+        return []
+
+    def load(place: int) -> np.ndarray:
+        encoded = np.fromfile(os.path.join(images.root, images.images[missing[place]]), np.uint8)
+        return fit(decode(encoded), *size)[:, :, ::-1]
+
+    for parent in {os.path.dirname(paths[number]) for number in missing}:
+        os.makedirs(parent, exist_ok=True)
+    unreadable = []
+    for batch in embed_batches(
+        make_embed(), load, range(len(missing)), batch_size, threads, desc=images.name
+    ):
+        bad = dict(batch.unreadable)
+        unreadable += [f"{images.images[missing[place]]}: {why}" for place, why in bad.items()]
+        features = metrics.normalized(batch.views.sum(axis=1))
+        for place, feature in enumerate(features, batch.start):
+            if place not in bad:
+                write_feature(paths[missing[place]], feature)
+    return unreadable
+
+
+def claim_folder(folder: str, algo: str, models: Sequence[ModelName]) -> None:
+    """Note in a folder whose features it holds; refuse one that holds another model's."""
+    path = os.path.join(folder, f"{algo}.json")
+    own = {"models": [model.digest() for model in models]}
+    if os.path.exists(path):
+        with open(path, encoding="utf-8") as file:
+            if json.load(file) != own:
+                raise ValueError(
+                    f"{folder} holds features named {algo} of another model; choose another "
+                    "--algo or --output"
+                )
+    else:
+        with AtomicFile(path, "w") as file:
+            json.dump(own, file)
+
+
+class Mates(NamedTuple):
+    """All ordered pairs of two images of one person."""
+
+    probes: np.ndarray  # (m,) int
+    scores: np.ndarray  # (m,) float32
+
+
+def find_mates(features: np.ndarray, people: np.ndarray) -> Mates:
+    """Score each probe with each other image of its person, the features of length 1."""
+    probes, scores = [], []
+    order = np.argsort(people, kind="stable")
+    for _, group in groupby(order, key=lambda row: people[row]):
+        rows = np.array(list(group))
+        cosines = features[rows] @ features[rows].T
+        one, other = np.nonzero(~np.eye(len(rows), dtype=bool))
+        probes.append(rows[one])
+        scores.append(cosines[one, other])
+    if not sum(map(len, scores)):
+        raise ValueError("no person has two images: there is no mate to be found")
+    return Mates(np.concatenate(probes), np.concatenate(scores))
+
+
+def summarize(ranking: Ranking, mates: Mates, name: str) -> dict[str, Any]:
+    """Return all figures, as JSON can hold them."""
+    ranks = ranking.ranks(mates.probes, mates.scores)
+    found = metrics.Identification(ranks, mates.scores, np.zeros(0))
+    points = metrics.at_far(mates.scores, ranking.tail, FARS, ranking.total)
+    return {
+        "name": name,
+        "pairs": len(ranks),
+        "distractors": {
+            str(size): rate
+            for size, rate in ranking.rank1_rates(mates.probes, mates.scores).items()
+        },
+        "cmc": found.cmc(ranking.top.shape[1]).tolist(),
+        "tar_at_far": {f"{far:g}": point.tar for far, point in zip(FARS, points)},
+        "thresholds": {f"{far:g}": point.threshold for far, point in zip(FARS, points)},
+        "roc": plots.sample_roc(mates.scores, ranking.tail, ranking.total, TAIL)._asdict(),
+    }
+
+
+def lines_of(result: dict[str, Any]) -> list[str]:
+    """Lay the figures out for people."""
+    lines = [
+        f"{result['name']}: {result['probes']} probes of {result['people']} people, "
+        f"{result['pairs']} pairs of mates; {max(map(int, result['distractors']))} distractors",
+    ]
+    for kind in ("noisy", "missing"):
+        probes, distractors = result[f"{kind}_probes"], result[f"{kind}_distractors"]
+        if probes or distractors:
+            lines.append(f"{kind}: {probes} probes, {distractors} distractors")
+    lines += [f"Rank1@{size}: {100 * rate:.2f}" for size, rate in result["distractors"].items()]
+    ranks = [rank for rank in (1, 5, 10, 50, 100) if rank <= len(result["cmc"])]
+    lines.append(
+        "CMC " + ", ".join(f"rank-{rank} {100 * result['cmc'][rank - 1]:.2f}" for rank in ranks)
+    )
+    lines += [f"TAR@FAR={far}: {100 * tar:.2f}" for far, tar in result["tar_at_far"].items()]
+    return lines
+
+
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    parser = argparse.ArgumentParser(
+        prog="megaface", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--model", help="prefix,epoch; p,1|q,2 joins two; without it, --output is read"
+    )
+    parser.add_argument("--algo", default="insightface", help="in the files' names; %(default)s")
+    for name in ("facescrub", "megaface"):
+        parser.add_argument(
+            f"--{name}-lst", default=f"./data/{name}_lst", help="list of images; %(default)s"
+        )
+        parser.add_argument(
+            f"--{name}-root", default=f"./data/{name}_images", help="their folder; %(default)s"
+        )
+        parser.add_argument(f"--{name}-noises", help="list of the noisy ones")
+    parser.add_argument(
+        "--output", "--feature-dir-input", default="./feature_out", help="features; %(default)s"
+    )
+    parser.add_argument(
+        "--feature-dir-out", help="cleaned features for the development kit; by default not written"
+    )
+    parser.add_argument("--result-dir", default="./megaface_result", help="%(default)s")
+    parser.add_argument(
+        "--image-size", "--image_size", default="3,112,112", help="%(default)s, or height,width"
+    )
+    parser.add_argument("--batch-size", "--batch_size", type=int, default=8, help="%(default)s")
+    parser.add_argument(
+        "--sizes",
+        "-s",
+        default=",".join(map(str, SIZES)),
+        help="numbers of distractors, beside all; %(default)s",
+    )
+    parser.add_argument("--max-rank", type=int, default=100, help="of the CMC; %(default)s")
+    parser.add_argument("--seed", type=int, default=0, help="of the smaller sets; %(default)s")
+    parser.add_argument("--gpu", help="ids, as 0 or 0,1; -1 for the CPU; CUDA_VISIBLE_DEVICES")
+    parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
+    add_json_flag(parser)
+    return parser
+
+
+def _check_flags(args: argparse.Namespace) -> None:
+    for name in ("batch_size", "threads", "max_rank"):
+        if getattr(args, name) < 1:
+            raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
+    for name in ("sizes", "image_size"):
+        try:
+            numbers = [int(part) for part in getattr(args, name).split(",")]
+        except ValueError:
+            numbers = [0]
+        if min(numbers) < 1:
+            raise ValueError(
+                f"--{name.replace('_', '-')} is a list of numbers, not {getattr(args, name)!r}"
+            )
+        setattr(args, name, numbers)
+    if len(args.image_size) not in (2, 3):
+        raise ValueError("--image-size is 3,height,width or height,width")
+    args.image_size = tuple(args.image_size[-2:])
+    if args.feature_dir_out and not (args.facescrub_noises or args.megaface_noises):
+        raise ValueError("--feature-dir-out needs noise lists to clean features by")
+
+
+def _run_extraction(args: argparse.Namespace, sets: Sequence[ImageSet]) -> None:
+    models = parse_models(args.model)
+    contexts = gpu_contexts(args.gpu)
+    for images in sets:
+        if not os.path.isdir(images.root):
+            raise FileNotFoundError(f"--{images.name}-root {images.root}: there is no such folder")
+    claim_folder(args.output, args.algo, models)
+    loaded: list[Embed] = []
+
+    def make_embed() -> Embed:
+        if not loaded:
+            loaded.append(join([load_model(model, contexts) for model in models]))
+        return loaded[0]
+
+    for images in sets:
+        unreadable = extract(
+            images,
+            make_embed,
+            args.output,
+            args.algo,
+            args.image_size,
+            args.batch_size,
+            args.threads,
+        )
+        if unreadable:
+            print(
+                f"{len(unreadable)} images of {images.name} can't be read and are left out:\n"
+                f"{some_of(unreadable, 5)}",
+                file=sys.stderr,
+            )
+
+
+def _load_and_clean(
+    args: argparse.Namespace, images: ImageSet
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return features of length 1, the numbers of their images, and which are noisy."""
+    features, numbers = load_features(images, args.output, args.algo, args.threads)
+    features, noisy = split_mark(features)
+    path = getattr(args, f"{images.name}_noises")
+    if path:
+        noises = read_list(path)
+        noisy = is_noisy([images.images[number] for number in numbers], noises)
+        if noisy.sum() < len(noises):
+            print(
+                f"{path}: {noisy.sum()} images bear one of its {len(noises)} names", file=sys.stderr
+            )
+    for start in range(0, len(features), 65536):  # in place, a part at a time: there is much of it
+        block = slice(start, start + 65536)
+        features[block] = metrics.normalized(features[block])
+    return features, numbers, noisy
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    """Run the command."""
+    args = build_parser().parse_args(argv)
+    _check_flags(args)
+    facescrub, megaface = (
+        ImageSet(name, read_list(getattr(args, f"{name}_lst")), getattr(args, f"{name}_root"))
+        for name in ("facescrub", "megaface")
+    )
+    if args.model:
+        _run_extraction(args, (facescrub, megaface))
+    probes, probe_numbers, noisy_probes = _load_and_clean(args, facescrub)
+    distractors, numbers, noisy = _load_and_clean(args, megaface)
+    people = facescrub.people()[probe_numbers]
+    if noisy_probes.any():
+        probes = clean_probes(probes, people, noisy_probes)
+    if args.feature_dir_out:
+        nobody = np.zeros(len(probes), bool)
+        write = functools.partial(write_cleaned, folder=args.feature_dir_out, algo=args.algo)
+        write(facescrub, probe_numbers, probes, nobody)
+        write(megaface, numbers, distractors, noisy)
+    mates = find_mates(probes, people)
+    ranking = rank_distractors(
+        probes, distractors, args.sizes, args.max_rank, TAIL, args.seed, np.flatnonzero(~noisy)
+    )
+    result = {
+        **summarize(ranking, mates, args.algo),
+        "probes": len(probes),
+        "people": len(np.unique(people)),
+        "noisy_probes": int(noisy_probes.sum()),
+        "noisy_distractors": int(noisy.sum()),
+        "missing_probes": len(facescrub.images) - len(probe_numbers),
+        "missing_distractors": len(megaface.images) - len(numbers),
+    }
+    plots.save_all([result], args.result_dir, f"{args.algo}-")
+    if args.json != "-":
+        print("\n".join(lines_of(result)))
+        print(f"figures are in {args.result_dir}")
+    if args.json:
+        print_json({"results": [result]}, args.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
