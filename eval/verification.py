@@ -405,6 +405,20 @@ def select_models(names: Sequence[str], newest: str) -> list:
     return models
 
 
+def results_table(entries: Sequence[dict[str, Any]]) -> str:
+    """Lay out the accuracies of several models on several targets, a line a model."""
+    targets = list(dict.fromkeys(entry["target"] for entry in entries))
+    rows: dict[str, dict[str, str]] = {}
+    for entry in entries:
+        value = f"{entry['accuracy_flip']:1.5f}+-{entry['accuracy_flip_std']:1.5f}"
+        rows.setdefault(entry["model"], {})[entry["target"]] = value
+    width = max(len(name) for name in rows)
+    lines = [" " * width + "".join(f"  {target:>16}" for target in targets)]
+    for name, values in rows.items():
+        lines.append(f"{name:{width}}" + "".join(f"  {values[target]:>16}" for target in targets))
+    return "\n".join(lines)
+
+
 class _Report:
     """Prints, draws and keeps what is found, model by model."""
 
@@ -444,6 +458,8 @@ class _Report:
     def finish(self) -> None:
         for name, accuracy in self._best.items():
             self.say(f"Max of [{name}] is {accuracy:1.5f}")
+        if not self._is_one_model:
+            self.say(results_table(self._entries))
         if self._args.plots:
             plots.save_all(self._entries, self._args.plots)
             self.say(f"figures are in {self._args.plots}")

@@ -60,7 +60,7 @@ def from_numpy(array: np.ndarray, context: mx.Context, dtype: str = "int32") -> 
 
     `nd.array` waits until the engine has done all that is queued on the CPU.
     """
-    return nd.from_numpy(np.array(array, dtype), zero_copy=True).as_in_context(context)
+    return nd.from_numpy(np.array(array, dtype, order="C"), zero_copy=True).as_in_context(context)
 
 
 def take_rows(matrix: nd.NDArray, rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:

@@ -138,6 +138,13 @@ class Pipeline:
             self._class_by_label[kept] = np.arange(len(kept))
             self.num_classes = len(kept)
 
+    def images_and_classes(self) -> tuple[np.ndarray, np.ndarray]:
+        """Return all images an epoch has, by number, and their classes, (n,) each."""
+        labels = self.records.labels[self._images]
+        return self._images, labels if self._class_by_label is None else self._class_by_label[
+            labels
+        ]
+
     @property
     def num_images(self) -> int:
         """Images an epoch has, over all workers."""

@@ -156,7 +156,12 @@ class TestCommand:
             assert [result["model"] for result in results] == [f"{prefix},{e}" for e in epochs]
         code, out, _ = self.run(capsys, "--data-dir", data, "--model", prefix)
         best = max(result["accuracy_flip"] for result in results)
-        assert out.splitlines()[-1] == f"Max of [lfw] is {best:1.5f}"
+        assert f"Max of [lfw] is {best:1.5f}" in out.splitlines()
+        heading, *table = out.splitlines()[-4:]
+        assert heading.split() == ["lfw"]
+        assert [line.split()[0] for line in table] == [f"{prefix},{epoch}" for epoch in (3, 2, 1)]
+        found = [float(line.split()[1].split("+-")[0]) for line in table]
+        assert found == pytest.approx([result["accuracy_flip"] for result in results], abs=1e-5)
 
     def test_own_pairs_and_people(self, capsys, tmp_path, jpeg, symbol_model):
         for person in ("ann", "bo", "cy"):

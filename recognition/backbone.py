@@ -1,0 +1,212 @@
+"""The network that makes embeddings, on one context or data-parallel on several."""
+
+from __future__ import annotations
+
+from typing import Iterable
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, nd
+from mxnet.gluon import Trainer
+from mxnet.gluon.utils import clip_global_norm
+
+from dsoftmax.losses.kernels import from_numpy
+from dsoftmax.recognition.networks import Network
+
+
+class Backbone:
+    """Runs a network forward and backward in two steps, and updates it.
+
+    Between the two, somebody else (the head) makes a gradient of the embeddings.
+
+    Parameters
+    ----------
+    network : Network
+        Initialized on all contexts.
+    contexts : list of mx.Context
+        Each gets a part of a batch. The embeddings are gathered on the first.
+    optimizer_params : dict
+        Of SGD.
+    kvstore : str
+        How several contexts add up their gradients.
+    clip : float
+        The longest gradient (of the mean over the batch); 0 is any.
+    fp16_scale : float
+        Above 0 the network is float16, and gradients are scaled by this on their way through it.
+    frozen : bool
+        Embeddings are those of inference, and nothing is updated.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        contexts: list[mx.Context],
+        optimizer_params: dict,
+        kvstore: str = "device",
+        clip: float = 0.0,
+        fp16_scale: float = 0.0,
+        frozen: bool = False,
+    ):
+        self.network, self.contexts = network, contexts
+        self._clip, self._scale, self._frozen = clip, fp16_scale or 1.0, frozen
+        # The BLAS in MXNet's wheels hangs if two threads multiply at once, each on several cores.
+        self._one_at_a_time = sum(context.device_type == "cpu" for context in contexts) > 1
+        self._outputs: list[nd.NDArray] = []
+        self._trainer = Trainer(
+            network.collect_params(),
+            "sgd",
+            {**optimizer_params, "multi_precision": fp16_scale > 0},
+            kvstore=kvstore if len(contexts) > 1 else None,
+            update_on_kvstore=False,
+        )
+
+    def forward(self, images: np.ndarray) -> nd.NDArray:
+        """Return the embeddings of a batch, (B, D) float32, with a place for their gradient.
+
+        Parameters
+        ----------
+        images : (B, 3, height, width) uint8
+        """
+        mode = autograd.predict_mode() if self._frozen else autograd.record()
+        with mode:
+            self._outputs = self._run(images)
+        gathered = self._gather(output.detach() for output in self._outputs)
+        gathered.attach_grad()
+        return gathered
+
+    def _run(self, images: np.ndarray) -> list[nd.NDArray]:
+        outputs = []
+        for part, context in zip(np.array_split(images, len(self.contexts)), self.contexts):
+            if len(part):
+                outputs.append(self.network(from_numpy(part, context, part.dtype)))
+                if self._one_at_a_time:
+                    outputs[-1].wait_to_read()
+        return outputs
+
+    def _gather(self, outputs: Iterable[nd.NDArray]) -> nd.NDArray:
+        parts = [part.astype(np.float32).as_in_context(self.contexts[0]) for part in outputs]
+        return nd.concat(*parts, dim=0) if len(parts) > 1 else parts[0]
+
+    def backward(self, gradient: nd.NDArray) -> None:
+        """Send the gradient of the last batch's embeddings, (B, D), through the network."""
+        if self._frozen:
+            return
+        start = 0
+        parts = []
+        for output in self._outputs:
+            part = gradient[start : start + len(output)] * self._scale
+            parts.append(part.as_in_context(output.context).astype(output.dtype))
+            start += len(output)
+        if not self._one_at_a_time:
+            autograd.backward(self._outputs, parts)
+            return
+        for output, part in zip(self._outputs, parts):
+            output.backward(part)
+            nd.waitall()
+
+    def update(self, learning_rate: float, batch_size: int) -> None:
+        """Update the parameters by the gradients, divided by the batch's size."""
+        if self._frozen:
+            return
+        self._trainer.set_learning_rate(learning_rate)
+        divisor = batch_size * self._scale
+        if len(self.contexts) > 1:
+            self._trainer.allreduce_grads()
+        if self._clip:
+            for context in self.contexts:
+                gradients = [
+                    parameter.grad(context)
+                    for parameter in self._trainer._params
+                    if parameter.grad_req != "null"
+                ]
+                clip_global_norm(gradients, self._clip * divisor, check_isfinite=False)
+        self._trainer.update(divisor)
+
+    def embed(self, images: np.ndarray) -> np.ndarray:
+        """Return embeddings as of inference, numpy (B, D): what `eval` calls a model."""
+        return self._gather(self._run(images)).asnumpy()
+
+    def parameters(self) -> dict[str, nd.NDArray]:
+        """Return all parameters by name; moving averages, one's own of each context, as name@1, ….
+
+        Those of the first context have no number.
+        """
+        found = {}
+        for name, parameter in self.network.collect_params().items():
+            own = self.contexts if parameter.grad_req == "null" else self.contexts[:1]
+            for number, context in enumerate(own):
+                found[f"{name}@{number}" if number else name] = parameter.data(context)
+        return found
+
+    def load_parameters(self, saved: dict[str, nd.NDArray]) -> None:
+        """Set all parameters from what `parameters` returned, on any number of contexts."""
+        parameters = self.network.collect_params()
+        names = {name.partition("@")[0] for name in saved}
+        differing = [
+            name
+            for name in sorted(names | set(parameters))
+            if name not in saved
+            or name not in parameters
+            or saved[name].shape != parameters[name].shape
+        ]
+        if differing:
+            raise ValueError(
+                f"it is of another network: {len(differing)} parameters differ, {differing[0]} "
+                "among them"
+            )
+        self._begin_trainer()
+        for name, parameter in parameters.items():
+            copies = [saved[key] for key in saved if key.partition("@")[0] == name]
+            if len(copies) == len(self.contexts):
+                for copy, context in zip(copies, self.contexts):
+                    copy.copyto(parameter.data(context))
+            else:
+                parameter.set_data(nd.add_n(*copies) / len(copies))
+
+    def _begin_trainer(self) -> None:
+        """Have the trainer do now what it would do before its first update.
+
+        It copies the first context's parameters to the others then, moving averages included.
+        """
+        if not self._trainer._kv_initialized:
+            self._trainer._init_kvstore()
+        if self._trainer._params_to_init:
+            self._trainer._init_params()
+
+    def momenta(self) -> dict[str, nd.NDArray]:
+        """Return what the optimizer keeps of each parameter: nothing before the first update."""
+        self._begin_trainer()
+        names = [parameter.name for parameter in self._trainer._params]
+        found = {}
+        for number, state in self._trainer._updaters[0].states.items():
+            for place, array in enumerate(_arrays_of(state)):
+                found[f"{names[number]}:{place}"] = array
+        return found
+
+    def load_momenta(self, saved: dict[str, nd.NDArray]) -> None:
+        """Set what the optimizer keeps, on all contexts."""
+        self._begin_trainer()
+        if not saved:
+            return
+        optimizer = self._trainer._optimizer
+        for updater, context in zip(self._trainer._updaters, self.contexts):
+            for number, parameter in enumerate(self._trainer._params):
+                if parameter.grad_req == "null":
+                    continue
+                state = optimizer.create_state_multi_precision(number, parameter.data(context))
+                for place, array in enumerate(_arrays_of(state)):
+                    key = f"{parameter.name}:{place}"
+                    if key not in saved or saved[key].shape != array.shape:
+                        raise ValueError(f"there is no momentum of {parameter.name} in it")
+                    saved[key].copyto(array)
+                updater.states[number] = state
+                updater.states_synced[number] = True
+
+
+def _arrays_of(state) -> list[nd.NDArray]:
+    """Flatten what an optimizer keeps: nothing, an array, or tuples of them."""
+    if state is None:
+        return []
+    if isinstance(state, nd.NDArray):
+        return [state]
+    return [array for part in state for array in _arrays_of(part)]

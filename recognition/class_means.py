@@ -1,0 +1,43 @@
+"""Class weights to begin with: the mean embedding of each class's images."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from dsoftmax.eval import metrics
+from dsoftmax.eval.embed import embed_batches
+from dsoftmax.recognition.checkpoint import Trained
+from dsoftmax.recognition.data.images import decode, fit
+from dsoftmax.recognition.data.pipeline import Pipeline
+
+
+def class_means(
+    trained: Trained, pipeline: Pipeline, batch_size: int, threads: int = 2
+) -> np.ndarray:
+    """Embed all images once and average them by class.
+
+    Directions are those of the means; lengths stay as they were drawn, so that learning rate and
+    weight decay act as on weights at random. Classes without an image keep theirs.
+
+    Returns
+    -------
+    (K, D) float32
+    """
+    numbers, labels = pipeline.images_and_classes()
+
+    def load(place: int) -> np.ndarray:
+        _, encoded = pipeline.records.read(int(numbers[place]))
+        return fit(decode(encoded), *pipeline.image_size)[:, :, ::-1]
+
+    weights = trained.head.class_weights()
+    sums = np.zeros_like(weights)
+    for batch in embed_batches(
+        trained.backbone.embed, load, range(len(numbers)), batch_size, threads, desc="class means"
+    ):
+        if batch.views.shape[2]:
+            embeddings = metrics.normalized(batch.views.sum(axis=1))
+            np.add.at(sums, labels[batch.start : batch.start + len(embeddings)], embeddings)
+    seen = sums.any(axis=1)
+    lengths = np.linalg.norm(weights[seen], axis=1, keepdims=True)
+    weights[seen] = metrics.normalized(sums[seen]) * lengths
+    return weights

@@ -1,0 +1,104 @@
+"""Settings in insightface's shape: `config`, `default`, `network`, `dataset`, `loss`.
+
+A file of your own with these names and `generate_config`, as insightface's users have one, takes
+the place of this with ``train.py --config``. `generate_config` merges one loss, one network and one
+dataset into `config`, the dataset last; what is a key of `default` too changes a flag's default.
+"""
+
+from __future__ import annotations
+
+import os
+
+from easydict import EasyDict as edict
+
+config = edict()
+config.bn_mom = 0.9
+config.workspace = 256
+config.emb_size = 512
+config.ckpt_embedding = True
+config.net_se = 0
+config.net_act = "prelu"
+config.net_unit = 3
+config.net_input = 1
+config.net_blocks = [1, 4, 6, 2]
+config.net_output = "E"
+config.net_multiplier = 1.0
+config.val_targets = ["lfw", "cfp_fp", "agedb_30"]
+config.fc7_lr_mult = 1.0
+config.fc7_wd_mult = 1.0
+config.max_steps = 0
+config.data_rand_mirror = True
+config.data_cutoff = 0
+config.data_color = 0
+config.data_images_filter = 0
+config.fp16 = False
+
+default = edict()
+default.network = "r100"
+default.dataset = "emore"
+default.loss = "arcface"
+default.pretrained = ""
+default.pretrained_epoch = 1
+default.frequent = 20
+default.verbose = 2000
+default.kvstore = "device"
+default.end_epoch = 10000
+default.lr = 0.1
+default.wd = 0.0005
+default.mom = 0.9
+default.per_batch_size = 128
+default.ckpt = 3
+default.lr_steps = "100000,160000,220000"
+default.models_root = "./models"
+
+network = edict()
+for depth in (18, 34, 49, 50, 74, 90, 98, 99, 100, 101, 124, 134, 136, 140, 152, 160, 200, 269):
+    network[f"r{depth}"] = edict(net_name="fresnet", num_layers=depth)
+network.r100fc = edict(net_name="fresnet", num_layers=100, net_output="FC")
+network.r50v1 = edict(net_name="fresnet", num_layers=50, net_unit=1)
+network.y1 = edict(net_name="fmobilefacenet", emb_size=128, net_output="GDC")
+network.y2 = edict(
+    net_name="fmobilefacenet", emb_size=256, net_output="GDC", net_blocks=[2, 8, 16, 4]
+)
+network.tiny = edict(net_name="tiny", emb_size=128, net_output="J", net_act="relu")
+
+dataset = edict()
+dataset.emore = edict(
+    dataset_path="../datasets/faces_emore", num_classes=85742, image_shape=(112, 112, 3)
+)
+dataset.retina = edict(
+    dataset_path="../datasets/ms1m-retinaface-t1", num_classes=93431, image_shape=(112, 112, 3)
+)
+
+loss = edict()
+loss.softmax = edict(loss_name="softmax")
+loss.nsoftmax = edict(
+    loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.0, loss_m3=0.0
+)
+loss.arcface = edict(loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.5, loss_m3=0.0)
+loss.cosface = edict(
+    loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.0, loss_m3=0.35
+)
+loss.combined = edict(
+    loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.3, loss_m3=0.2
+)
+# The paper's, each by its name in dsoftmax.losses; loss_<option> sets an option of it.
+loss.sphereface = edict(loss_name="sphereface", loss_s=32.0)
+loss.adaface = edict(loss_name="adaface", loss_s=64.0)
+for name in ("dsoftmax", "dsoftmax_b", "dsoftmax_k", "dsoftmax_softmax", "dsoftmax_arcface"):
+    loss[name] = edict(loss_name=name, loss_s=32.0, loss_d=0.9)
+for name in ("rand_softmax", "rand_arcface", "hf_softmax"):
+    loss[name] = edict(loss_name=name, loss_s=32.0)
+for name in ("dsoftmax_b", "dsoftmax_k", "rand_softmax", "rand_arcface", "hf_softmax"):
+    loss[name].loss_sample_rate = 1 / 64
+
+
+def generate_config(_network: str, _dataset: str, _loss: str) -> None:
+    """Merge a network, a dataset and a loss into `config`, and into `default` what is there."""
+    for part in (loss[_loss], network[_network], dataset[_dataset]):
+        for key, value in part.items():
+            config[key] = value
+            if key in default:
+                default[key] = value
+    config.loss, config.network, config.dataset = _loss, _network, _dataset
+    config.num_workers = int(os.environ.get("DMLC_NUM_WORKER", 1))

@@ -1,0 +1,200 @@
+"""What a run tells while it runs: lines, tables and curves, in its folder and on the terminal."""
+
+from __future__ import annotations
+
+import csv
+import math
+import os
+import sys
+import time
+from typing import Any, Sequence
+
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+from dsoftmax.eval import plots
+from dsoftmax.recognition.files import AtomicFile
+
+METRICS = (
+    "step",
+    "epoch",
+    "lr",
+    "loss",
+    "intra",
+    "inter_above_floor",
+    "positive_cosine",
+    "negative_cosine",
+    "max_negative_cosine",
+    "samples_per_second",
+)
+SECONDS_BETWEEN_DRAWINGS = 30.0
+SCORES = ("step", "target", "accuracy", "deviation", "xnorm")
+
+
+class RunLog:
+    """Lines to stdout and ``train.log``, numbers to csv files, curves to ``curves.png``.
+
+    Parameters
+    ----------
+    folder : str
+        The run's.
+    from_step : int
+        Rows of an earlier run beyond this step are dropped: they will be written again.
+    total_steps : int
+        For the progress bar; 0 is unknown.
+    tensorboard : bool
+    """
+
+    def __init__(
+        self, folder: str, from_step: int = 0, total_steps: int = 0, tensorboard: bool = False
+    ):
+        self._folder = folder
+        self._lines = open(  # noqa: SIM115 (as long as the run)
+            os.path.join(folder, "train.log"), "a", encoding="utf-8", buffering=1
+        )
+        self._tables = {
+            name: _Table(os.path.join(folder, f"{name}.csv"), columns, from_step)
+            for name, columns in (("metrics", METRICS), ("verification", SCORES))
+        }
+        self._drawn_at = -math.inf
+        self._bar = None
+        if sys.stderr.isatty():
+            total = total_steps or None
+            self._bar = tqdm(
+                total=total, initial=from_step, desc="training", unit=" steps", dynamic_ncols=True
+            )
+        self._writer = _tensorboard_writer(folder) if tensorboard else None
+
+    def say(self, line: str) -> None:
+        """Print a line, as insightface's scripts do, to stdout."""
+        self._lines.write(line + "\n")
+        self._print(line, sys.stdout)
+
+    def info(self, line: str) -> None:
+        """Print a line as insightface's logging does, to stderr."""
+        self._lines.write(f"INFO:root:{line}\n")
+        self._print(f"INFO:root:{line}", sys.stderr)
+
+    def _print(self, line: str, stream) -> None:
+        if self._bar is not None:
+            tqdm.write(line, file=stream)
+        else:
+            print(line, file=stream, flush=True)
+
+    def step(self) -> None:
+        """Count a step on the progress bar."""
+        if self._bar is not None:
+            self._bar.update()
+
+    def metrics(self, row: dict[str, Any]) -> None:
+        """Keep the numbers of a training step."""
+        self._tables["metrics"].add(row)
+        if self._bar is not None:
+            self._bar.set_postfix_str(
+                f"loss {row['loss']:.3f}, {row['samples_per_second']:.0f} images/s"
+            )
+        if self._writer:
+            for name in METRICS[2:]:
+                self._writer.add_scalar(name, row[name], row["step"])
+
+    def scores(self, row: dict[str, Any]) -> None:
+        """Keep the numbers of a verification."""
+        self._tables["verification"].add(row)
+        if self._writer:
+            self._writer.add_scalar(f"accuracy/{row['target']}", row["accuracy"], row["step"])
+
+    def draw(self, at_once: bool = False) -> None:
+        """Draw the curves anew, but not all the time."""
+        if not at_once and time.monotonic() - self._drawn_at < SECONDS_BETWEEN_DRAWINGS:
+            return
+        self._drawn_at = time.monotonic()
+        rows = self._tables["metrics"].read()
+        if rows:
+            figure = draw_curves(rows, self._tables["verification"].read())
+            plots.save(figure, os.path.join(self._folder, "curves.png"))
+
+    def close(self) -> None:
+        """Close all files."""
+        if self._bar is not None:
+            self._bar.close()
+        if self._writer:
+            self._writer.close()
+        for table in self._tables.values():
+            table.close()
+        self._lines.close()
+
+
+class _Table:
+    """Rows of a csv file that is there at any time."""
+
+    def __init__(self, path: str, columns: Sequence[str], from_step: int):
+        self._path, self._columns = path, columns
+        kept = []
+        if os.path.exists(path):
+            kept = [row for row in self._texts() if int(row["step"]) <= from_step]
+        with AtomicFile(path, "w") as file:
+            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer.writeheader()
+            writer.writerows(kept)
+        self._file = open(path, "a", encoding="utf-8", buffering=1, newline="")  # noqa: SIM115
+        self._writer = csv.DictWriter(self._file, columns, lineterminator="\n")
+
+    def add(self, row: dict[str, Any]) -> None:
+        self._writer.writerow(row)
+
+    def _texts(self) -> list[dict[str, str]]:
+        with open(self._path, encoding="utf-8", newline="") as file:
+            rows = list(csv.DictReader(file))
+        return [row for row in rows if None not in row.values()]  # not a line a kill cut off
+
+    def read(self) -> list[dict[str, Any]]:
+        return [
+            {key: text if key == "target" else float(text) for key, text in row.items()}
+            for row in self._texts()
+        ]
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure:
+    """Draw loss, cosines, accuracy and learning rate against the steps."""
+    figure = Figure(figsize=(10, 6.5), layout="constrained")
+    ((loss, cosines), (accuracy, rate)) = figure.subplots(2, 2)
+    steps = [row["step"] for row in metrics]
+
+    def draw(axes, names: Sequence[str], title: str, **options: Any) -> None:
+        for number, name in enumerate(names):
+            values = [row[name] for row in metrics]
+            axes.plot(steps, values, label=name.replace("_", " "), color=plots.COLOURS[number])
+        axes.set(title=title, xlabel="step", **options)
+
+    draw(loss, ["loss", "intra", "inter_above_floor"], "loss")
+    draw(cosines, ["positive_cosine", "negative_cosine", "max_negative_cosine"], "cosines")
+    draw(rate, ["lr"], "learning rate")
+    targets = dict.fromkeys(row["target"] for row in scores)
+    for number, target in enumerate(targets):
+        own = [row for row in scores if row["target"] == target]
+        accuracy.plot(
+            [row["step"] for row in own],
+            [row["accuracy"] for row in own],
+            marker="o",
+            label=target,
+            color=plots.COLOURS[number % len(plots.COLOURS)],
+        )
+    accuracy.set(title="verification accuracy", xlabel="step")
+    for axes in (loss, cosines, accuracy, rate):
+        axes.grid(alpha=0.3)
+        if axes.get_legend_handles_labels()[0]:
+            axes.legend(fontsize=8)
+    return figure
+
+
+def _tensorboard_writer(folder: str):
+    try:
+        from mxboard import SummaryWriter
+    except ImportError as error:
+        raise ImportError(
+            f"--tensorboard needs its extra: pip install 'dsoftmax[tensorboard]' ({error})"
+        ) from None
+    return SummaryWriter(logdir=os.path.join(folder, "tensorboard"), verbose=False)

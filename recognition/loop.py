@@ -1,0 +1,520 @@
+"""A training run: what it is made of, its steps, and what is done between them."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import signal
+import time
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd
+
+from dsoftmax import losses
+from dsoftmax.eval.verification import Verification, evaluate
+from dsoftmax.recognition import memory, networks
+from dsoftmax.recognition.backbone import Backbone
+from dsoftmax.recognition.checkpoint import (
+    Trained,
+    list_states,
+    load_state,
+    prune_states,
+    save_state,
+)
+from dsoftmax.recognition.class_means import class_means
+from dsoftmax.recognition.data.augment import Augmentation
+from dsoftmax.recognition.data.packs import Pack, read_pack
+from dsoftmax.recognition.data.pipeline import Batch, Pipeline
+from dsoftmax.recognition.data.records import Records
+from dsoftmax.recognition.devices import contexts as contexts_of
+from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.log import RunLog
+from dsoftmax.recognition.networks.files import load_parameters, save_model, to_symbol
+from dsoftmax.recognition.options import MANY_CLASSES, Settings
+from dsoftmax.recognition.schedule import learning_rate
+from dsoftmax.tools.measuring import available_bytes
+
+INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
+STEPS_BETWEEN_RATE_LINES = 1000
+
+
+class DivergedError(ValueError):
+    """Numbers that are not numbers any more."""
+
+
+class Run:
+    """A training run, from its settings to its last checkpoint.
+
+    All that can be refused is refused when it is made, before the first step. After that, what
+    happens is a function of the settings: each random draw is one of (seed, step), so that a run
+    that was killed and resumed ends as one that was not.
+
+    Parameters
+    ----------
+    settings : Settings
+    """
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.contexts = contexts_of(settings.devices)
+        self.batch_size = settings.per_batch_size * len(self.contexts)
+        if settings.sync_bn and self.contexts[0].device_type == "cpu":
+            raise ValueError(
+                "--sync-bn is for GPUs: contexts of one CPU take turns, and can't meet"
+            )
+        self.pipeline = self._open_data()
+        self.num_classes = self._count_classes()
+        self.packs = self._open_packs()
+        self._make_folder()
+        self._network = networks.create(
+            settings.architecture,
+            settings.embedding_size,
+            image_size=self.pipeline.image_size,
+            sync_devices=len(self.contexts) if settings.sync_bn else 1,
+            **settings.network_options,
+        )
+        self._check_memory()
+        self.trained = self._build()
+        self.steps_per_epoch = len(self.pipeline)
+        self.total_steps = settings.max_steps or settings.end_epoch * self.steps_per_epoch
+        self._rate_at = learning_rate(
+            settings.lr_schedule,
+            settings.lr,
+            self.total_steps,
+            settings.lr_steps,
+            warmup_steps=settings.warmup_steps,
+        )
+        self.step = 0
+        self._facts: dict[str, Any] = {
+            "best": {},
+            "highest_last": 0.0,
+            "highest_sum": 0.0,
+            "verifications": 0,
+        }
+        self.notes: list[str] = []  # for the log, once there is one
+        self._begin()
+        self._stopped_by = 0
+
+    # --- What can be refused
+
+    def _open_data(self) -> Pipeline:
+        s = self.settings
+        return Pipeline(
+            Records(s.data_dir),
+            self.batch_size,
+            s.image_size,
+            Augmentation(mirror=s.mirror, color=s.color, cutoff=s.cutoff),
+            seed=s.seed,
+            min_images=s.images_filter,
+            remap_labels=s.images_filter > 1,
+            threads=s.threads,
+        )
+
+    def _count_classes(self) -> int:
+        found, wanted = self.pipeline.num_classes, self.settings.num_classes
+        if wanted and self.settings.images_filter <= 1:
+            highest = int(self.pipeline.records.labels.max())
+            if highest >= wanted:
+                raise ValueError(
+                    f"{self.pipeline.records.path}: it has the label {highest}, but there are to "
+                    f"be {wanted} classes, 0 to {wanted - 1}: mend --num-classes or the dataset"
+                )
+            return wanted
+        return found
+
+    def _open_packs(self) -> list[Pack]:
+        paths = [
+            os.path.join(self.settings.data_dir, f"{target}.bin")
+            for target in self.settings.val_targets
+        ]
+        return [read_pack(path) for path in paths if os.path.exists(path)]
+
+    def _make_folder(self) -> None:
+        folder = self.settings.folder
+        states = list_states(os.path.join(folder, "states"))
+        if states and not self.settings.resume:
+            raise FileExistsError(
+                f"{folder} holds the states of an earlier run: go on with it by --resume, or give "
+                "this one another name by --extra-model-name"
+            )
+        os.makedirs(folder, exist_ok=True)
+        described = {**self.settings.as_json(), "resolved_num_classes": self.num_classes}
+        with AtomicFile(os.path.join(folder, "config.json"), "w") as file:
+            json.dump(described, file, indent=2)
+
+    @property
+    def _is_class_parallel(self) -> bool:
+        chosen = self.settings.class_parallel
+        if chosen is None:
+            return len(self.contexts) > 1 and self.num_classes >= MANY_CLASSES
+        return chosen
+
+    def _check_memory(self) -> None:
+        s = self.settings
+        options = dict(s.loss_options)
+        share = memory.sampled_share(options.pop("preset"), options)
+        head = {
+            "num_classes": self.num_classes,
+            "embedding_size": s.embedding_size,
+            "batch_size": self.batch_size,
+            "devices": len(self.contexts) if self._is_class_parallel else 1,
+            "store": s.store,
+            "chunk": s.chunk,
+            "sample_rate": share,
+            "momentum": s.mom,
+        }
+        self.memory = memory.estimate_device(
+            to_symbol(self._network), (3, *self.pipeline.image_size), s.per_batch_size, head
+        )
+        first = self.contexts[0]
+        if first.device_type == "cpu":  # all contexts and the host share one memory
+            others = len(self.contexts) - 1
+            whole = memory.Estimate(
+                *(
+                    value * (1 + others * (name != "classes" or self._is_class_parallel))
+                    for name, value in self.memory._asdict().items()
+                )
+            )
+            whole = whole._replace(classes=whole.classes + memory.estimate_host(head))
+            memory.check_fits(whole, available_bytes(), "this machine", bool(share))
+        else:
+            free, _ = mx.context.gpu_memory_info(first.device_id)
+            memory.check_fits(self.memory, free, str(first), bool(share))
+
+    # --- What is trained
+
+    def _build(self) -> Trained:
+        s = self.settings
+        mx.random.seed(s.seed)
+        self._network.initialize(networks.initializer(s.architecture), ctx=self.contexts)
+        if s.fp16_scale:
+            self._network.cast("float16")
+        sizes = (1, 3, *self.pipeline.image_size)
+        for context in self.contexts:  # so that all shapes are known
+            self._network(mx.nd.zeros(sizes, ctx=context, dtype="uint8"))
+        mx.nd.waitall()
+        # Memory is planned once for a shape: fresh memory is slow on CPUs.
+        self._network.hybridize(static_alloc=True, static_shape=True)
+        sgd = {"learning_rate": s.lr, "momentum": s.mom, "wd": s.wd}
+        backbone = Backbone(
+            self._network,
+            self.contexts,
+            sgd,
+            clip=s.clip_gradient,
+            fp16_scale=s.fp16_scale,
+            frozen=s.freeze_backbone,
+        )
+        head = self._make_head()
+        head.initialize(mx.init.Normal(INITIAL_DEVIATION))
+        trainer = head.trainer("sgd", {**sgd, "wd": s.wd * s.fc7_wd_mult})
+        return Trained(backbone, head, trainer)
+
+    def _make_head(self) -> losses.Head:
+        s = self.settings
+        options = dict(s.loss_options)
+        try:
+            return losses.create(
+                options.pop("preset"),
+                num_classes=self.num_classes,
+                embedding_size=s.embedding_size,
+                ctx=self.contexts if self._is_class_parallel else self.contexts[:1],
+                store=s.store,
+                chunk=s.chunk,
+                seed=s.seed,
+                **options,
+            )
+        except TypeError as error:  # an option of another loss: the user's to mend
+            raise ValueError(f"--loss {s.loss}: {error}") from None
+
+    def _begin(self) -> None:
+        """Take up a saved state, a pretrained model, or nothing."""
+        s = self.settings
+        states = list_states(self._states)
+        if states:
+            facts = load_state(states[0], self.trained)
+            self._facts = {key: facts[key] for key in self._facts}
+            self.step = facts["step"]
+            self.epoch, self._seen = facts["epoch"], facts["images_seen"]
+            self.notes.append(f"resumed from {states[0]}, step {self.step}")
+            return
+        self.epoch, self._seen = 0, 0
+        if s.resume:
+            self.notes.append("there is no saved state to resume from: beginning anew")
+        if s.pretrained:
+            self._load_pretrained()
+        if s.init_classes == "mean":
+            weights = class_means(self.trained, self.pipeline, s.per_batch_size, s.threads)
+            self.trained.head.load_class_weights(weights)
+            self.notes.append("class weights begin as the mean embeddings of their images")
+
+    def _load_pretrained(self) -> None:
+        prefix, _, epoch = self.settings.pretrained.rpartition(",")
+        path = f"{prefix}-{int(epoch):04d}.params"
+        if not os.path.exists(path):
+            raise FileNotFoundError(f"--pretrained {self.settings.pretrained}: there is no {path}")
+        loaded, missing, unexpected = load_parameters(self._network, path)
+        if not loaded:
+            raise ValueError(f"{path}: not one parameter of {self.settings.network} is in it")
+        self.notes.append(f"{len(loaded)} parameters of {self.settings.network} are from {path}")
+        if missing:
+            self.notes.append(
+                f"warning: {len(missing)} parameters are not, {', '.join(sorted(missing)[:3])} "
+                "among them: they begin at random"
+            )
+        if unexpected:
+            self.notes.append(
+                f"warning: {len(unexpected)} of its parameters are of no use here, "
+                f"{', '.join(sorted(unexpected)[:3])} among them"
+            )
+        saved = mx.nd.load(path)
+        classes = saved.get("arg:fc7_weight")
+        if classes is not None:
+            if classes.shape == self.trained.head.store.shape:
+                self.trained.head.load_class_weights(classes)
+                self.notes.append("class weights are from it, too")
+            else:
+                self.notes.append(
+                    f"warning: its class weights {classes.shape} are not of these "
+                    f"{self.num_classes} classes: they begin at random"
+                )
+
+    # --- Steps
+
+    @property
+    def _states(self) -> str:
+        return os.path.join(self.settings.folder, "states")
+
+    def train(self) -> int:
+        """Train to the end, or until a signal comes.
+
+        Returns
+        -------
+        int
+            0, or the number of the signal.
+        """
+        s = self.settings
+        self.log = RunLog(s.folder, self.step, self.total_steps, s.tensorboard)
+        for note in self.notes:
+            self.log.say(note)
+        previous = {
+            number: signal.signal(number, self._remember_signal)
+            for number in (signal.SIGTERM, signal.SIGINT)
+        }
+        try:
+            self._verified_at = self.step
+            while self.step < self.total_steps and not self._stopped_by:
+                self._train_epoch()
+            self._finish()
+        finally:
+            for number, handler in previous.items():
+                signal.signal(number, handler)
+            self.log.close()
+        return self._stopped_by
+
+    def _remember_signal(self, number: int, _) -> None:
+        self._stopped_by = number
+
+    def _train_epoch(self) -> None:
+        self.log.say("call reset()")
+        self._tick = time.perf_counter()
+        for batch in self.pipeline.epoch(self.epoch, self._seen // self.batch_size):
+            loss = self.train_step(batch)
+            self._seen += self.batch_size
+            self.step += 1
+            self.log.step()
+            self._report(loss)
+            if self.step % self.settings.verbose == 0:
+                self._checkpoint()
+            if self.step >= self.total_steps or self._stopped_by:
+                return
+        self.epoch, self._seen = self.epoch + 1, 0
+
+    def train_step(self, batch: Batch) -> float:
+        """Do one step; return the mean loss."""
+        backbone, head, head_trainer = self.trained
+        rate = self._rate_at(self.step)
+        # Dropout's draws are a function of (seed, step), as all others are.
+        key = np.random.SeedSequence((self.settings.seed, self.step)).generate_state(1)[0]
+        mx.random.seed(int(key) & 0x7FFFFFFF)
+        try:
+            embeddings = backbone.forward(batch.data)
+            with autograd.record():
+                loss = head(embeddings, batch.label)
+            loss.backward()
+            backbone.backward(embeddings.grad)
+            mean = float(loss.mean().asscalar())
+            if not math.isfinite(mean):
+                raise ValueError("the loss is not finite")
+        except ValueError as error:
+            raise DivergedError(self._diagnose(error, batch, rate)) from None
+        backbone.update(rate, len(batch.label))
+        head_trainer.set_learning_rate(rate * self.settings.fc7_lr_mult)
+        head_trainer.step(len(batch.label))
+        return mean
+
+    def _diagnose(self, error: Exception, batch: Batch, rate: float) -> str:
+        """Say what is not finite, and leave the numbers of the batch's images in a file."""
+        backbone, head, _ = self.trained
+        bad = [
+            name
+            for name, array in backbone.parameters().items()
+            if not np.isfinite(array.asnumpy()).all()
+        ]
+        if not np.isfinite(head.class_weights()).all():
+            bad.append("the class weights")
+        path = os.path.join(self.settings.folder, "diverged.json")
+        found = {
+            "step": self.step,
+            "lr": rate,
+            "error": str(error),
+            "not_finite": bad,
+            "images": batch.image.tolist(),
+            "labels": batch.label.tolist(),
+        }
+        with AtomicFile(path, "w") as file:
+            json.dump(found, file)
+        where = ", ".join([*bad[:3], f"{len(bad) - 3} more"] if len(bad) > 3 else bad)
+        return (
+            f"step {self.step}: {error}; parameters that are not finite: {where or 'none'}; "
+            f"learning rate {rate:g}, scale {head.criterion.scale:g}. The images of this batch are "
+            f"in {path}; nothing of it was saved. Try a lower --lr, --warmup-steps, "
+            "--clip-gradient or a smaller --scale, and --resume from the last state"
+        )
+
+    # --- Between steps
+
+    def _report(self, loss: float) -> None:
+        s, step = self.settings, self.step
+        if step % STEPS_BETWEEN_RATE_LINES == 0:
+            batch = self._seen // self.batch_size
+            self.log.say(f"lr-batch-epoch: {self._rate_at(step):g} {batch} {self.epoch}")
+        before, now = self._rate_at(step - 1), self._rate_at(step)
+        if s.lr_schedule == "step" and now < before:
+            self.log.say(f"lr change to {now:g}")
+        if step % s.frequent:
+            return
+        seconds = time.perf_counter() - self._tick
+        self._tick = time.perf_counter()
+        stats = self.trained.head.stats
+        dissected = self.trained.head.criterion.dissected  # others have the whole loss as `intra`
+        speed = s.frequent * self.batch_size / seconds
+        row = {
+            "step": step,
+            "epoch": self.epoch,
+            "lr": before,
+            "loss": loss,
+            "intra": stats["intra"],
+            "inter_above_floor": stats["inter"] - stats["inter_floor"] if dissected else 0.0,
+            "positive_cosine": stats["positive_cosine"],
+            "negative_cosine": stats["negative_cosine"],
+            "max_negative_cosine": stats["max_negative_cosine"],
+            "samples_per_second": speed,
+        }
+        self.log.metrics(row)
+        batch = self._seen // self.batch_size
+        self.log.info(
+            f"Epoch[{self.epoch}] Batch [{batch - s.frequent}-{batch}]\tSpeed: {speed:.2f} "
+            f"samples/sec\tlossvalue={loss:f}\tintra={row['intra']:.4f}\t"
+            f"inter={row['inter_above_floor']:.4f}\tcos_y={row['positive_cosine']:.4f}\t"
+            f"max_cos_n={row['max_negative_cosine']:.4f}"
+        )
+
+    def _checkpoint(self) -> None:
+        """Verify, save a model if it is to be kept, and the state."""
+        started = time.perf_counter()
+        results = self._verify()
+        facts = self._facts
+        facts["verifications"] += 1
+        is_best = self._take_note(results)
+        number = 1 if self.settings.ckpt == 3 else facts["verifications"]
+        keep = {0: False, 1: is_best, 2: True, 3: is_best}[self.settings.ckpt]
+        if keep:
+            self.log.say(f"saving {number}")
+            self._save_model(number)
+        if results:
+            self.log.say(f"[{self.step}]Accuracy-Highest: {facts['highest_last']:1.5f}")
+        self._save_state()
+        self.log.draw()
+        self._tick += time.perf_counter() - started  # it is no time of training
+
+    def _verify(self) -> list[Verification]:
+        self._verified_at = self.step
+        if not self.packs:
+            return []
+        self.log.say("testing verification..")
+        started = time.perf_counter()
+        results = []
+        for pack in self.packs:
+            results += evaluate(
+                self.trained.backbone.embed,
+                [pack],
+                self.batch_size,
+                size=self.pipeline.image_size,
+                threads=self.settings.threads,
+            )
+            for line in results[-1].lines(self.step):
+                self.log.say(line)
+            self.log.scores(
+                {
+                    "step": self.step,
+                    "target": pack.name,
+                    "accuracy": results[-1].accuracy.mean,
+                    "deviation": results[-1].accuracy.deviation,
+                    "xnorm": results[-1].xnorm,
+                }
+            )
+        self.log.say(f"infer time {time.perf_counter() - started:f}")
+        return results
+
+    def _take_note(self, results: list[Verification]) -> bool:
+        """Keep the best scores; tell whether this model is the best by insightface's rule."""
+        if not results:
+            return True  # nothing tells one from another: the newest is kept
+        facts = self._facts
+        for result in results:
+            best = facts["best"].get(result.name, 0.0)
+            facts["best"][result.name] = max(best, result.accuracy.mean)
+        last, total = results[-1].accuracy.mean, sum(one.accuracy.mean for one in results)
+        is_best = last > facts["highest_last"] or (
+            last == facts["highest_last"] and total >= facts["highest_sum"]
+        )
+        facts["highest_last"] = max(facts["highest_last"], last)
+        facts["highest_sum"] = max(facts["highest_sum"], total)
+        return is_best
+
+    def _save_model(self, number: int) -> None:
+        self._refuse_nonsense()
+        save_model(self._network, self.settings.prefix, number)
+
+    def _refuse_nonsense(self) -> None:
+        for name, array in self.trained.backbone.parameters().items():
+            if not np.isfinite(array.asnumpy()).all():
+                raise DivergedError(
+                    f"step {self.step}: {name} holds NaN or infinite numbers; it was not saved. "
+                    "Try a lower --lr or --clip-gradient, and --resume from the last state"
+                )
+
+    def _save_state(self) -> None:
+        self._refuse_nonsense()
+        facts = {
+            **self._facts,
+            "epoch": self.epoch,
+            "images_seen": self._seen,
+            "settings": self.settings.as_json(),
+        }
+        save_state(self._states, self.step, self.trained, facts)
+        prune_states(self._states, self.settings.keep)
+
+    def _finish(self) -> None:
+        if self._stopped_by:
+            self.log.say(f"stopped by signal {self._stopped_by}: saving step {self.step}")
+        elif self._verified_at != self.step:
+            self._take_note(self._verify())
+        self._save_state()
+        if not self._stopped_by:
+            self.log.say("saving last 0")
+            self._save_model(0)
+        self.log.draw(at_once=True)

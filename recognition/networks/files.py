@@ -1,0 +1,130 @@
+"""A network's files: ``prefix-symbol.json`` and ``prefix-0001.params``, as insightface's tools read
+them.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import NamedTuple, Sequence
+
+import mxnet as mx
+
+from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.networks.factory import create
+from dsoftmax.recognition.networks.network import Network
+
+INPUT, EMBEDDING = "data", "fc1"
+CLASSIFIER = "fc7"
+# The last dense layer's weight before a BatchNorm had the first name once, and has the second.
+RENAMED = {"fc1_weight": "pre_fc1_weight", "pre_fc1_weight": "fc1_weight"}
+
+
+class Loaded(NamedTuple):
+    """What became of the parameters of a file, by name.
+
+    Attributes
+    ----------
+    loaded : list of str
+    missing : list of str
+        The network's parameters that kept their values; with both shapes where those differ.
+    unexpected : list of str
+        Arrays of the file that the network has no parameters for.
+    """
+
+    loaded: list[str]
+    missing: list[str]
+    unexpected: list[str]
+
+
+def to_symbol(network: Network) -> mx.sym.Symbol:
+    """Return a network's graph from the input ``data`` to the output ``fc1_output``, in float32."""
+    options = {key: value for key, value in network.options.items() if key != "sync_devices"}
+    # A network of its own: the given one may compute in another type, or wait for other devices.
+    twin = create(network.name, network.embedding_size, **options)
+    with mx.name.NameManager():  # of its own as well: the same network has the same file
+        return mx.sym.identity(twin(mx.sym.var(INPUT)), name=EMBEDDING)
+
+
+def save_model(network: Network, prefix: str, epoch: int) -> None:
+    """Save a network that ran at least once, its graph and its parameters in float32.
+
+    Moving averages, which devices may have their own of, are saved as their means.
+
+    Parameters
+    ----------
+    network : Network
+    prefix : str
+        Path and beginning of the names of both files.
+    epoch : int
+        In the name of the file of parameters.
+    """
+    symbol = to_symbol(network)
+    auxiliary = set(symbol.list_auxiliary_states())
+    arrays = {}
+    for name, parameter in network.collect_params().items():
+        copies = [copy.as_in_context(mx.cpu()).astype("float32") for copy in parameter.list_data()]
+        if name in auxiliary:
+            arrays[f"aux:{name}"] = mx.nd.add_n(*copies) / len(copies)
+        else:
+            arrays[f"arg:{name}"] = copies[0]
+    with AtomicFile(f"{prefix}-symbol.json", "w") as file:
+        file.write(symbol.tojson())
+    # nd.save takes a name, not a stream: give it the temporary one.
+    with AtomicFile(f"{prefix}-{epoch:04d}.params") as file:
+        mx.nd.save(file.name, arrays)
+
+
+def load_parameters(
+    network: Network,
+    source: str | os.PathLike | dict[str, mx.nd.NDArray],
+    ctx: mx.Context | Sequence[mx.Context] | None = None,
+) -> Loaded:
+    """Load parameters by name; those of a classifier (``fc7``) are passed over.
+
+    Parameters
+    ----------
+    network : Network
+    source : path or dict of NDArray
+        Names may begin with ``arg:`` and ``aux:``.
+    ctx : mx.Context or sequence of them, optional
+        Where to load a network that is not initialized yet.
+
+    Returns
+    -------
+    Loaded
+    """
+    arrays = {key.split(":", 1)[-1]: array for key, array in _read(source).items()}
+    arrays = {key: array for key, array in arrays.items() if not key.startswith(CLASSIFIER)}
+    found = Loaded([], [], [])
+    for name, parameter in network.collect_params().items():
+        saved_name = name if name in arrays else RENAMED.get(name)
+        array = arrays.pop(saved_name, None)
+        if array is None:
+            found.missing.append(name)
+        elif not _fits(array.shape, parameter.shape):
+            found.missing.append(f"{name} {parameter.shape}, in the file {array.shape}")
+        else:
+            parameter._load_init(array, ctx, cast_dtype=True)
+            found.loaded.append(name)
+    found.unexpected.extend(arrays)
+    return found
+
+
+def _read(source: str | os.PathLike | dict[str, mx.nd.NDArray]) -> dict[str, mx.nd.NDArray]:
+    if isinstance(source, dict):
+        return source
+    try:
+        arrays = mx.nd.load(os.fspath(source))
+    except mx.MXNetError:
+        raise ValueError(f"{source}: not a parameter file, or not a whole one") from None
+    if not isinstance(arrays, dict):
+        raise ValueError(f"{source}: its parameters have no names")
+    return arrays
+
+
+def _fits(shape: tuple[int, ...], expected: tuple[int, ...] | None) -> bool:
+    """Tell whether a shape is as expected, where 0 stands for any length, None for any shape."""
+    return expected is None or (
+        len(shape) == len(expected)
+        and all(length in (0, actual) for length, actual in zip(expected, shape))
+    )

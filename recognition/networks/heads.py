@@ -1,0 +1,123 @@
+"""What maps a network's features to embeddings, by the letters of insightface's ``net_output``."""
+
+from __future__ import annotations
+
+from mxnet.gluon import nn
+from mxnet.gluon.block import HybridBlock
+
+from dsoftmax.recognition.networks.layers import Norm, activation, convolution, sequence
+
+
+def make_head(
+    kind: str,
+    embedding_size: int,
+    features: tuple[int, ...],
+    norm: Norm,
+    act: str,
+    dropout: float,
+) -> HybridBlock:
+    """Make a head.
+
+    Parameters
+    ----------
+    kind : str
+        E: BN, dropout, dense layer, BN; F: no last BN; G: nor dropout; H: the dense layer alone;
+        I and FC: E without dropout; J: dense layer, BN; GAP: a mean over the places of the feature
+        map before J; GNAP: one where each place weighs the same; GDC: a convolution for each
+        channel over all places before J.
+    embedding_size : int
+        D.
+    features : (C, h, w) or (C,)
+        Shape of the features of one image.
+    norm : callable
+        Makes a `BatchNorm` of a name.
+    act : str
+        Kind of activation, of GAP and GNAP.
+    dropout : float
+        Of E and F.
+
+    Returns
+    -------
+    HybridBlock
+        Maps (B, C, h, w) to (B, D).
+    """
+
+    def dense(name: str) -> HybridBlock:
+        return nn.Dense(embedding_size, prefix=f"{name}_")
+
+    def last_norm() -> HybridBlock:
+        return norm("fc1", fix_gamma=True)
+
+    def drop() -> HybridBlock:
+        return nn.Dropout(dropout, prefix="dropout_")
+
+    def without_dropout() -> list[HybridBlock]:
+        return [norm("bn1"), dense("pre_fc1"), last_norm()]
+
+    def pooled() -> list[HybridBlock]:
+        means = nn.GlobalAvgPool2D(prefix="pool1_")
+        return [norm("bn1"), activation(act, "relu1"), means, dense("pre_fc1"), last_norm()]
+
+    def evenly_pooled() -> list[HybridBlock]:
+        channels, widen, narrow = features[0], [], [nn.Flatten(prefix="flatten_")]
+        if embedding_size > channels:
+            convx = convolution("convx", embedding_size, 1)
+            widen = [convx, norm("convx_bn"), activation(act, "convx_relu")]
+        elif embedding_size < channels:
+            narrow = [norm("bn6w", fix_gamma=True), dense("pre_fc1")]
+        return [*widen, norm("bn6f", fix_gamma=True), _EvenPool(), *narrow, last_norm()]
+
+    def convolved() -> list[HybridBlock]:
+        channels, *places = features
+        return [
+            convolution("conv_6dw7_7_conv2d", channels, tuple(places), padding=0, groups=channels),
+            norm("conv_6dw7_7_batchnorm", epsilon=1e-3),
+            _PublishedDense(embedding_size, channels),
+            last_norm(),
+        ]
+
+    kinds = {
+        "E": lambda: [norm("bn1"), drop(), dense("pre_fc1"), last_norm()],
+        "F": lambda: [norm("bn1"), drop(), dense("fc1")],
+        "G": lambda: [norm("bn1"), dense("fc1")],
+        "H": lambda: [dense("fc1")],
+        "I": without_dropout,
+        "J": lambda: [dense("pre_fc1"), last_norm()],
+        "FC": without_dropout,
+        "GAP": pooled,
+        "GNAP": evenly_pooled,
+        "GDC": convolved,
+    }
+    if kind not in kinds:
+        raise ValueError(f"output must be one of {', '.join(kinds)}, not {kind!r}")
+    if kind.startswith("G") and kind != "G" and len(features) != 3:
+        raise ValueError(f"output {kind!r} pools a feature map, and these features are pooled")
+    return sequence(*kinds[kind]())
+
+
+class _EvenPool(HybridBlock):
+    """Mean over the places of a feature map, after giving each the mean length of all."""
+
+    def __init__(self):
+        super().__init__(prefix="even_pool_")
+
+    def hybrid_forward(self, F, data):
+        """Map (B, C, h, w) to (B, C, 1, 1)."""
+        lengths = F.sqrt(F.sum(F.square(data), axis=1, keepdims=True))
+        # Of the whole batch, as in insightface, so that its networks give what they gave there.
+        weights = F.broadcast_div(F.mean(lengths), lengths)
+        return F.mean(F.broadcast_mul(data, weights), axis=(2, 3), keepdims=True)
+
+
+class _PublishedDense(HybridBlock):
+    """A dense layer with the names of the published y1: ``fc1_weight`` and ``pre_fc1_bias``."""
+
+    def __init__(self, units: int, channels: int):
+        super().__init__(prefix="")
+        self._units = units
+        self.weight = self.params.get("fc1_weight", shape=(units, channels))
+        self.bias = self.params.get("pre_fc1_bias", shape=(units,), init="zeros")
+
+    def hybrid_forward(self, F, data, weight, bias):
+        """Map (B, C, 1, 1) to (B, units)."""
+        return F.FullyConnected(data, weight, bias, num_hidden=self._units, name="pre_fc1")

@@ -1,0 +1,150 @@
+"""Layers whose parameters bear the names that insightface's symbols give them.
+
+A layer gets its whole name, as ``stage1_unit1_bn1``: there are no scopes, so that the parameters of
+a network are named alike whichever other networks a process made before.
+"""
+
+from __future__ import annotations
+
+import itertools
+from typing import Callable
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import nn
+from mxnet.gluon.block import HybridBlock
+
+ACTIVATIONS = ("prelu", "relu")
+_sync_keys = itertools.count()
+
+
+class ScalePixels(HybridBlock):
+    """Map pixels of 0 to 255 to about -1 to 1, as insightface does."""
+
+    def __init__(self):
+        super().__init__(prefix="scale_pixels_")
+
+    def hybrid_forward(self, F, data):
+        """Scale `data` of any shape."""
+        return (data - 127.5) * 0.0078125
+
+
+class BatchNorm(HybridBlock):
+    """Batch normalization over the second axis.
+
+    Parameters
+    ----------
+    name : str
+        Its parameters are ``<name>_gamma``, ``_beta``, ``_moving_mean`` and ``_moving_var``.
+    momentum : float
+        Share of the old value in a new moving average.
+    epsilon : float
+        insightface's for its ResNets; MXNet's own default is 1e-3.
+    fix_gamma : bool
+        Keep gamma at 1.
+    sync_devices : int
+        Number of devices whose batches are normalized as one. In training all of them must then
+        run the layer, each waiting for the others. CPU contexts hang by that, as they have one
+        thread each and share few work spaces, unless MXNET_CPU_WORKER_NTHREADS is 2 and
+        MXNET_CPU_TEMP_COPY 64 or more when MXNet is imported.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        momentum: float = 0.9,
+        epsilon: float = 2e-5,
+        fix_gamma: bool = False,
+        sync_devices: int = 1,
+    ):
+        super().__init__(prefix=f"{name}_")
+        self._options = {"momentum": momentum, "eps": epsilon, "fix_gamma": fix_gamma}
+        self._sync_options = {}
+        if sync_devices > 1:
+            # Devices meet under this key: a same-named layer of another network needs its own.
+            self._sync_options = {"ndev": sync_devices, "key": f"{name}_{next(_sync_keys)}"}
+        self.gamma = self._add("gamma", "ones", is_learnt=not fix_gamma)
+        self.beta = self._add("beta", "zeros")
+        self.moving_mean = self._add("moving_mean", "zeros", is_learnt=False)
+        self.moving_var = self._add("moving_var", "ones", is_learnt=False)
+
+    def _add(self, name: str, init: str, is_learnt: bool = True) -> mx.gluon.Parameter:
+        return self.params.get(
+            name,
+            shape=(0,),
+            init=init,
+            allow_deferred_init=True,
+            grad_req="write" if is_learnt else "null",
+        )
+
+    def cast(self, dtype):
+        """Change the type; statistics stay in float32 where the data are float16."""
+        super().cast("float32" if np.dtype(dtype).name == "float16" else dtype)
+
+    def hybrid_forward(self, F, data, gamma, beta, moving_mean, moving_var):
+        """Normalize `data`, (B, C) or (B, C, H, W)."""
+        operator = F.contrib.SyncBatchNorm if self._sync_options else F.BatchNorm
+        return operator(
+            data,
+            gamma,
+            beta,
+            moving_mean,
+            moving_var,
+            name="fwd",
+            **self._options,
+            **self._sync_options,
+        )
+
+
+Norm = Callable[..., BatchNorm]
+"""Makes a `BatchNorm` of a name and of options that are not the same throughout a network."""
+
+
+class PReLU(HybridBlock):
+    """A rectifier with a learnt slope for each channel, ``<name>_gamma``."""
+
+    def __init__(self, name: str):
+        super().__init__(prefix=f"{name}_")
+        # LeakyReLU infers this shape only where not even its rank is given.
+        self.gamma = self.params.get(
+            "gamma", shape=None, init=mx.init.Constant(0.25), allow_deferred_init=True
+        )
+
+    def hybrid_forward(self, F, data, gamma):
+        """Rectify `data`, (B, C, ...)."""
+        return F.LeakyReLU(data, gamma, act_type="prelu", name="fwd")
+
+
+def activation(kind: str, name: str) -> HybridBlock:
+    """Make an activation of a kind in `ACTIVATIONS`."""
+    if kind not in ACTIVATIONS:
+        raise ValueError(f"act must be one of {', '.join(ACTIVATIONS)}, not {kind!r}")
+    return PReLU(name) if kind == "prelu" else nn.Activation(kind, prefix=f"{name}_")
+
+
+def convolution(
+    name: str,
+    channels: int,
+    kernel: int | tuple[int, int],
+    stride: int = 1,
+    padding: int | None = None,
+    groups: int = 1,
+    bias: bool = False,
+) -> nn.Conv2D:
+    """Make a convolution, by default padded so that stride 1 keeps the size of an odd kernel."""
+    return nn.Conv2D(
+        channels,
+        kernel,
+        stride,
+        kernel // 2 if padding is None else padding,
+        groups=groups,
+        use_bias=bias,
+        prefix=f"{name}_",
+    )
+
+
+def sequence(*layers: HybridBlock) -> nn.HybridSequential:
+    """Chain layers."""
+    chain = nn.HybridSequential(prefix="")
+    chain.add(*layers)
+    return chain

@@ -1,0 +1,43 @@
+"""Any classification network of gluoncv, its classifier replaced by a head."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+import mxnet as mx
+from mxnet.gluon.block import HybridBlock
+
+from dsoftmax.recognition.networks.layers import ScalePixels
+
+PREFIX = "gluoncv:"
+DEFAULTS: dict[str, Any] = {"embedding_size": 512, "output": "E"}
+
+
+class ZooFeatures(HybridBlock):
+    """The layers of a network of gluoncv before its classifier.
+
+    Parameters
+    ----------
+    model : str
+        One of gluoncv's names of classification networks, as ``resnet50_v1b``.
+    """
+
+    def __init__(self, model: str):
+        super().__init__(prefix="")
+        from gluoncv.model_zoo import get_model, get_model_list  # takes seconds to import
+
+        if model.lower() not in get_model_list():
+            near = difflib.get_close_matches(model, get_model_list(), n=3)
+            hint = f", did you mean {' or '.join(near)}?" if near else ""
+            raise ValueError(f"gluoncv has no network {model!r}{hint}")
+        # A name manager of its own names the parameters alike for every instance.
+        with mx.name.NameManager():
+            network = get_model(model, pretrained=False)
+        self.scale = ScalePixels()
+        # Some have no part of this name; the scores of their classes are features as well.
+        self.features = getattr(network, "features", network)
+
+    def hybrid_forward(self, F, data):
+        """Map pixels, (B, 3, H, W), to features, (B, C) or (B, C, h, w)."""
+        return self.features(self.scale(data))

@@ -1,0 +1,164 @@
+"""Flags and configurations as insightface's users write them."""
+
+import textwrap
+
+import pytest
+
+from dsoftmax import losses
+from dsoftmax.recognition import config as shipped
+from dsoftmax.recognition.options import build_parser, parse
+
+
+def test_insightface_s_defaults():
+    found = parse([])
+    assert (found.network, found.loss, found.dataset) == ("r100", "arcface", "emore")
+    assert found.data_dir == "../datasets/faces_emore"
+    assert (found.num_classes, found.image_size) == (85742, (112, 112))
+    assert (found.lr, found.wd, found.mom, found.per_batch_size) == (0.1, 5e-4, 0.9, 128)
+    assert found.lr_steps == (100000, 160000, 220000)
+    assert (found.verbose, found.frequent, found.ckpt) == (2000, 20, 3)
+    assert found.val_targets == ("lfw", "cfp_fp", "agedb_30")
+    assert found.embedding_size == 512
+    assert found.prefix == "./models/r100-arcface-emore/model"
+    assert found.loss_options == {"preset": "combined", "scale": 64, "m1": 1, "m2": 0.5, "m3": 0}
+    assert found.network_options["output"] == "E"
+    assert parse(["--network", "y1"]).embedding_size == 128
+    assert parse(["--network", "y1"]).network_options["output"] == "GDC"
+    assert parse(["--network", "y2"]).network_options["blocks"] == [2, 8, 16, 4]
+
+
+def test_parsing_twice_is_parsing_once():
+    """What one run merges into the configuration must not reach the next."""
+    first = parse(["--loss", "cosface", "--network", "y2"])
+    parse(["--loss", "dsoftmax_k", "--network", "r50"])
+    assert parse(["--loss", "cosface", "--network", "y2"]) == first
+    assert "network" not in shipped.config
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_every_loss_can_be_named(name):
+    found = parse(["--loss", name])
+    options = dict(found.loss_options)
+    head = losses.create(options.pop("preset"), num_classes=70, embedding_size=4, **options)
+    assert head.num_classes == 70
+
+
+def test_options_of_losses():
+    flags = ["--loss", "dsoftmax_k", "--sample-rate", "1/8", "--d", "0.7", "--scale", "16"]
+    found = parse([*flags, "--correction", "logq"])
+    assert found.loss_options == {
+        "preset": "dsoftmax_k",
+        "scale": 16,
+        "d": 0.7,
+        "sample_rate": 0.125,
+        "correction": "logq",
+    }
+    found = parse(["--loss", "arcface", "--m2", "0.4", "--sample-rate", "0.1"])
+    assert (found.loss_options["m2"], found.loss_options["sample_rate"]) == (0.4, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("flags", "expected"),
+    [
+        (["--pretrained", "models/a/model,7"], "models/a/model,7"),
+        (["--pretrained", "models/a/model", "--pretrained-epoch", "3"], "models/a/model,3"),
+        (["--pretrained", "models/a/model"], "models/a/model,1"),
+        ([], ""),
+    ],
+)
+def test_both_forms_of_pretrained(flags, expected):
+    assert parse(flags).pretrained == expected
+
+
+def test_a_folder_of_one_s_own():
+    found = parse(["--dataset", "mine", "--data-dir", "/data/faces", "--network", "gluoncv:a_net"])
+    assert (found.dataset, found.data_dir) == ("mine", "/data/faces")
+    assert (found.num_classes, found.image_size) == (0, None)  # the data will tell
+    assert found.folder == "./models/gluoncv_a_net-arcface-mine"
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--network", "r51"], "there is no 'r51', did you mean"),
+        (["--loss", "arcfase"], "there is no 'arcfase', did you mean arcface"),
+        (["--dataset", "emor"], r"did you mean emore.*\(or give --data-dir\)"),
+        (["--config", "nowhere.py"], "--config nowhere.py: there is no such file"),
+    ],
+)
+def test_unknown_names(flags, message):
+    with pytest.raises((ValueError, OSError), match=message):
+        parse(flags)
+
+
+@pytest.mark.parametrize("flags", [["--sample-rate", "2"], ["--lr-steps", "a"], ["--ckpt", "4"]])
+def test_flags_that_can_not_be(flags, capsys):
+    with pytest.raises(SystemExit):
+        parse(flags)
+    assert flags[0] in capsys.readouterr().err
+
+
+class TestOwnConfig:
+    """A file such as insightface's users keep."""
+
+    TEXT = """
+        from easydict import EasyDict as edict
+        config = edict(bn_mom=0.9, emb_size=256, net_output="G", net_se=1, val_targets=["lfw"],
+                       fc7_wd_mult=10.0, max_steps=7, data_color=1)
+        default = edict(network="big", dataset="asia", loss="angle", pretrained="",
+                        pretrained_epoch=1, frequent=5, verbose=100, kvstore="device", lr=0.05,
+                        wd=1e-4, mom=0.8, per_batch_size=16, ckpt=2, lr_steps="10,20",
+                        models_root="./out")
+        network = edict(big=edict(net_name="fresnet", num_layers=50), r50=edict(net_name="fresnet"))
+        dataset = edict(asia=edict(dataset_path="/asia", num_classes=94, image_shape=(112, 96, 3)))
+        loss = edict(angle=edict(loss_name="margin_softmax", loss_s=30.0, loss_m1=1.0, loss_m2=0.3,
+                                 loss_m3=0.1, per_batch_size=60))
+        def generate_config(_network, _dataset, _loss):
+            for part in (loss[_loss], network[_network], dataset[_dataset]):
+                for k, v in part.items():
+                    config[k] = v
+                    if k in default:
+                        default[k] = v
+    """
+
+    @pytest.fixture
+    def path(self, tmp_path):
+        (tmp_path / "config.py").write_text(textwrap.dedent(self.TEXT))
+        return str(tmp_path / "config.py")
+
+    def test_it_has_the_last_word(self, path):
+        found = parse(["--config", path, "--network", "r50"])
+        assert (found.dataset, found.data_dir, found.num_classes) == ("asia", "/asia", 94)
+        assert found.image_size == (112, 96)
+        assert found.loss_options == {
+            "preset": "combined",
+            "scale": 30,
+            "m1": 1,
+            "m2": 0.3,
+            "m3": 0.1,
+        }
+        assert found.per_batch_size == 60  # a loss may change a flag's default
+        assert (found.lr, found.wd, found.mom, found.ckpt) == (0.05, 1e-4, 0.8, 2)
+        assert (found.lr_steps, found.max_steps) == ((10, 20), 7)
+        assert (found.fc7_wd_mult, found.color) == (10, 1)
+        assert found.embedding_size == 256
+        assert found.network_options["output"] == "G"
+        assert parse(["--config", path, "--network", "r50", "--lr", "1"]).lr == 1
+
+    def test_our_losses_are_beside_it(self, path):
+        found = parse(["--config", path, "--network", "r50", "--loss", "dsoftmax"])
+        assert found.loss_options == {"preset": "dsoftmax", "scale": 32, "d": 0.9}
+
+    def test_a_network_by_another_name(self, path):
+        found = parse(["--config", path])
+        assert (found.network, found.architecture) == ("big", "r50")
+
+    def test_what_it_lacks_is_named(self, tmp_path):
+        (tmp_path / "config.py").write_text("config = {}\n")
+        with pytest.raises(ValueError, match="it has no default, network, dataset, loss, generate"):
+            parse(["--config", str(tmp_path / "config.py")])
+
+
+def test_help_lists_all_losses():
+    text = build_parser().format_help()
+    assert not [name for name in losses.names() if name not in text]

@@ -1,0 +1,567 @@
+"""Training runs, whole, interrupted, resumed, refused: through the real command."""
+
+import csv
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from dsoftmax.eval.models import ModelName, load_model
+from dsoftmax.recognition import checkpoint, loop, memory, train
+from dsoftmax.recognition.data.packs import write_pack
+from dsoftmax.recognition.data.records import Records
+from dsoftmax.recognition.options import parse
+
+COUNTS = (9, 8, 10, 7, 9)  # images of each identity; 43 in all, 5 batches of 8 an epoch
+
+
+@pytest.fixture
+def faces(dataset, jpeg, tmp_path):
+    """Write a small dataset with a pack; return its folder."""
+    folder, _ = dataset(COUNTS)
+    write_pack(folder / "val.bin", [jpeg() for _ in range(40)], [True, False] * 10)
+    return folder
+
+
+@pytest.fixture
+def flags(faces, tmp_path):
+    """Return the flags of a run of a second."""
+
+    def make(name="models", **changes):
+        options = {
+            "network": "tiny",
+            "loss": "dsoftmax",
+            "dataset": "few",
+            "data-dir": faces,
+            "target": "val",
+            "emb-size": 8,
+            "per-batch-size": 8,
+            "lr-steps": "9",
+            "max-steps": 12,
+            "verbose": 4,
+            "frequent": 2,
+            "threads": 1,
+            "devices": "cpu",
+            "seed": 5,
+            "models-root": tmp_path / name,
+        }
+        options.update({key.replace("_", "-"): value for key, value in changes.items()})
+        made = []
+        for key, value in options.items():
+            if value is True:
+                made.append(f"--{key}")
+            elif value is not None:
+                made += [f"--{key}", str(value)]
+        return made
+
+    return make
+
+
+def folder_of(flags):
+    return Path(parse(flags).folder)
+
+
+def newest(flags):
+    return Path(checkpoint.list_states(str(folder_of(flags) / "states"))[0])
+
+
+def assert_same_state(one, other, atol=0.0):
+    """Compare two states: bit for bit, or nearly."""
+    for name in checkpoint.FILES[:2]:
+        a, b = (mx.nd.load(str(path / name)) for path in (one, other))
+        assert set(a) == set(b)
+        for key in a:
+            np.testing.assert_allclose(a[key].asnumpy(), b[key].asnumpy(), rtol=atol, atol=atol)
+    a, b = (np.load(path / "classes.npy") for path in (one, other))
+    np.testing.assert_allclose(a, b, rtol=atol, atol=atol)
+    if not atol:
+        assert (one / "head.states").read_bytes() == (other / "head.states").read_bytes()
+
+
+class TestWholeRun:
+    def test_files_and_lines(self, flags, capsys):
+        made = flags()
+        assert train.main(made) == 0
+        out, err = capsys.readouterr()
+        folder = folder_of(made)
+        for line in (
+            "gpu num: 0",
+            "num_classes 5",
+            "image_size [32, 32]",
+            "ver val",
+            "lr_steps [9]",
+            "call reset()",
+            "lr change to 0.01",
+            "testing verification..",
+            "saving last 0",
+        ):
+            assert line in out.splitlines()
+        assert f"prefix {folder}/model" in out
+        assert "[val][4]XNorm: " in out
+        assert "[val][12]Accuracy-Flip: " in out
+        assert "[12]Accuracy-Highest: " in out
+        assert "INFO:root:Epoch[0] Batch [0-2]\tSpeed: " in err
+        log = (folder / "train.log").read_text()
+        assert "[val][4]XNorm: " in log
+        assert "\tlossvalue=" in log
+        config = json.loads((folder / "config.json").read_text())
+        assert (config["lr"], config["resolved_num_classes"]) == (0.1, 5)
+        with open(folder / "metrics.csv") as file:
+            rows = list(csv.DictReader(file))
+        assert [int(row["step"]) for row in rows] == [2, 4, 6, 8, 10, 12]
+        assert [float(row["lr"]) for row in rows] == pytest.approx([0.1] * 4 + [0.01] * 2)
+        assert all(float(row["samples_per_second"]) > 0 for row in rows)
+        with open(folder / "verification.csv") as file:
+            assert [row["step"] for row in csv.DictReader(file)] == ["4", "8", "12"]
+        assert (folder / "curves.png").stat().st_size > 10_000
+        assert not list(folder.rglob("*.part"))
+
+    def test_the_model_is_insightface_s(self, flags, rng):
+        made = flags()
+        assert train.main(made) == 0
+        run = loop.Run(parse([*made, "--resume"]))
+        images = rng.integers(0, 256, (3, 3, 32, 32), np.uint8)
+        saved = load_model(ModelName(parse(made).prefix, 0), [mx.cpu()])(images)
+        np.testing.assert_allclose(saved, run.trained.backbone.embed(images), atol=1e-5)
+        symbol = mx.sym.load(f"{parse(made).prefix}-symbol.json")
+        assert symbol.list_outputs() == ["fc1_output"]
+
+    def test_the_loss_falls(self, flags):
+        made = flags(max_steps=60, lr_steps="", scale=16, verbose=100, target="none")
+        assert train.main(made) == 0
+        with open(folder_of(made) / "metrics.csv") as file:
+            found = [float(row["loss"]) for row in csv.DictReader(file)]
+        assert np.mean(found[-10:]) < 0.9 * np.mean(found[:3])
+
+    @pytest.mark.parametrize(
+        "loss", ["softmax", "arcface", "sphereface", "dsoftmax_b", "dsoftmax_k", "hf_softmax"]
+    )
+    def test_other_losses(self, flags, loss):
+        rate = {"dsoftmax_b": 0.5, "dsoftmax_k": 0.4, "hf_softmax": 0.8}.get(loss)
+        made = flags(loss=loss, max_steps=4, verbose=100, sample_rate=rate)
+        assert train.main(made) == 0
+        assert (folder_of(made) / "model-0000.params").exists()
+
+    def test_what_is_learnt_is_a_function_of_the_seed(self, flags):
+        states = []
+        for name, seed in (("a", 1), ("b", 1), ("c", 2)):
+            made = flags(name, seed=seed, max_steps=3, target="none", network="tiny")
+            assert train.main(made) == 0
+            states.append(np.load(newest(made) / "classes.npy"))
+        np.testing.assert_array_equal(states[0], states[1])
+        assert not np.array_equal(states[0], states[2])
+
+
+class TestResume:
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"devices": "cpu:2", "per_batch_size": 4},
+            {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host"},
+            {"loss": "sphereface"},
+            {"config": "dropout.py", "lr_schedule": "cosine"},
+        ],
+        ids=["plain", "two devices", "host store", "annealed", "dropout"],
+    )
+    def test_the_same_bits(self, flags, changes, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        Path("dropout.py").write_text(
+            "from dsoftmax.recognition.config import *\nnetwork.tiny.net_output = 'E'\n"
+        )
+        whole = flags("whole", **changes)
+        assert train.main(whole) == 0
+        part = flags("part", **changes)
+        stop_after(7, part)
+        assert newest(part).name == "state-00000007"
+        assert train.main([*part, "--resume"]) == 0
+        assert_same_state(newest(whole), newest(part))
+        for name in ("metrics.csv", "verification.csv"):
+            a, b = (read_table(folder_of(made) / name) for made in (whole, part))
+            assert a == b
+
+    def test_class_weights_on_another_number_of_devices(self, flags):
+        both = {"devices": "cpu:2", "per_batch_size": 8, "lr": 0.0005, "target": "none"}
+        whole = flags("whole", class_parallel=0, **both)
+        assert train.main(whole) == 0
+        part = flags("part", class_parallel=1, **both)
+        stop_after(5, part)
+        other = flags("part", class_parallel=0, **both)
+        assert train.main([*other, "--resume"]) == 0
+        assert_same_state(newest(whole), newest(part), atol=1e-5)
+
+    def test_killed_at_any_moment(self, flags):
+        """Kill -9 the real command again and again, also while it saves, and compare the end."""
+        whole = flags("whole", max_steps=30, verbose=1, target="none")
+        assert train.main(whole) == 0
+        part = flags("part", max_steps=30, verbose=1, target="none")
+        command = [sys.executable, "-W", "ignore", train.__file__, *part, "--resume"]
+        for _ in range(4):
+            process = subprocess.Popen(
+                command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+            )
+            for line in process.stdout:
+                if line.startswith("call reset()"):  # it trains now
+                    break
+            time.sleep(random.uniform(0.05, 0.5))
+            process.kill()
+            process.communicate()
+        assert len(os.listdir(folder_of(part) / "states")) > 0
+        assert train.main([*part, "--resume"]) == 0
+        assert_same_state(newest(whole), newest(part))
+
+    def test_a_run_is_not_overwritten(self, flags, capsys):
+        made = flags(max_steps=4)
+        assert train.main(made) == 0
+        assert train.main(made) == 2
+        assert "go on with it by --resume" in capsys.readouterr().err
+
+    def test_nothing_to_resume(self, flags, capsys):
+        assert train.main([*flags(max_steps=2), "--resume"]) == 0
+        assert "there is no saved state to resume from" in capsys.readouterr().out
+
+    def test_a_state_of_another_network(self, flags, capsys):
+        made = flags(max_steps=2)
+        assert train.main(made) == 0
+        folder = folder_of(made)
+        other = flags(max_steps=4, network="r18", emb_size=8)
+        folder.rename(folder_of(other))
+        assert train.main([*other, "--resume"]) == 2
+        assert "it is of another network" in capsys.readouterr().err
+        back = flags(max_steps=4, emb_size=9)
+        folder_of(other).rename(folder_of(back))
+        assert train.main([*back, "--resume"]) == 2
+        assert "the state is of 5 classes of width 8" in capsys.readouterr().err
+
+    def test_a_damaged_state_is_passed_over(self, flags, capsys):
+        made = flags(max_steps=8)
+        assert train.main(made) == 0
+        with open(newest(made) / "classes.npy", "ab") as file:
+            file.truncate(100)
+        assert newest(made).name == "state-00000004"
+        assert train.main([*flags(max_steps=10), "--resume"]) == 0
+        assert "state-00000004, step 4" in capsys.readouterr().out
+
+
+def read_table(path):
+    with open(path) as file:
+        rows = list(csv.DictReader(file))
+    for row in rows:
+        row.pop("samples_per_second", None)
+    return rows
+
+
+def stop_after(steps, flags):
+    """Run, and send SIGTERM to it when so many steps are done."""
+    run = loop.Run(parse(flags))
+    step = run.train_step
+
+    def stepping(batch):
+        if run.step + 1 == steps:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return step(batch)
+
+    run.train_step = stepping
+    assert run.train() == signal.SIGTERM
+
+
+class TestSignals:
+    @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+    def test_save_and_leave(self, flags, number, code):
+        made = flags(max_steps=100_000, verbose=100_000, target="none")
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", train.__file__, *made],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for line in process.stdout:
+            if line.startswith("call reset()"):
+                break
+        time.sleep(0.3)
+        process.send_signal(number)
+        out, _ = process.communicate(timeout=60)
+        assert process.returncode == code
+        assert f"stopped by signal {int(number)}: saving step" in out
+        step = int(newest(made).name.split("-")[1])
+        assert step > 0
+        assert checkpoint.read_facts(str(newest(made)))["step"] == step
+
+
+class TestCheckpoints:
+    @pytest.fixture
+    def scores(self, monkeypatch):
+        """Let verifications find these accuracies, one after the other."""
+
+        def set_to(*accuracies):
+            found = iter(accuracies)
+
+            def evaluate(embed, packs, *args, **kwargs):
+                (real,) = original(embed, packs, *args, **kwargs)
+                accuracy = real.accuracy._replace(mean=next(found))
+                return [type(real)(**{**vars(real), "accuracy": accuracy})]
+
+            original = loop.evaluate
+            monkeypatch.setattr(loop, "evaluate", evaluate)
+
+        return set_to
+
+    @pytest.mark.parametrize(
+        ("ckpt", "expected"),
+        [
+            (0, {"0000"}),
+            (1, {"0000", "0001", "0003", "0004"}),
+            (2, {"0000", "0001", "0002", "0003", "0004", "0005"}),
+            (3, {"0000", "0001"}),
+        ],
+    )
+    def test_which_models_are_kept(self, flags, scores, ckpt, expected):
+        scores(0.6, 0.5, 0.7, 0.7, 0.65)  # the fourth ties with the best
+        made = flags(ckpt=ckpt, verbose=2, max_steps=10)
+        assert train.main(made) == 0
+        found = {path.stem[-4:] for path in folder_of(made).glob("model-*.params")}
+        assert found == expected
+        facts = checkpoint.read_facts(str(newest(made)))
+        assert facts["best"] == {"val": 0.7}
+        assert facts["verifications"] == 5
+
+    def test_without_packs_the_newest_is_kept(self, flags):
+        made = flags(target="none", ckpt=3, verbose=4, max_steps=7)
+        run = loop.Run(parse(made))
+        run.train()
+        assert (folder_of(made) / "model-0001.params").exists()
+
+    def test_old_states_are_removed(self, flags):
+        made = flags(verbose=2, keep=3, target="none")
+        assert train.main(made) == 0
+        names = sorted(os.listdir(folder_of(made) / "states"))
+        assert names == ["state-00000008", "state-00000010", "state-00000012"]
+
+    def test_a_full_disk_leaves_the_last_good_state(self, flags, monkeypatch, capsys):
+        made = flags(max_steps=8, target="none", ckpt=0)
+        save = checkpoint.nd.save
+
+        def full(path, *rest):
+            if "state-00000008" in path and "momenta" in path:
+                raise OSError(28, "No space left on device")
+            save(path, *rest)
+
+        monkeypatch.setattr(checkpoint.nd, "save", full)
+        assert train.main(made) == 2
+        assert "No space left on device" in capsys.readouterr().err
+        assert os.listdir(folder_of(made) / "states") == ["state-00000004"]
+        monkeypatch.setattr(checkpoint.nd, "save", save)
+        assert train.main([*made, "--resume"]) == 0
+
+
+class TestDivergence:
+    def test_a_nan_stops_the_run_before_it_is_saved(self, flags, capsys):
+        made = flags(lr="1e30", max_steps=50, lr_steps="", verbose=1000, target="none")
+        assert train.main(made) == 2
+        err = capsys.readouterr().err
+        assert "learning rate 1e+30, scale 32" in err
+        assert "embeddings hold NaN or infinite numbers" in err
+        assert "--clip-gradient" in err
+        found = json.loads((folder_of(made) / "diverged.json").read_text())
+        assert len(found["images"]) == 8
+        assert not (folder_of(made) / "states").exists()
+        assert not list(folder_of(made).glob("model-*.params"))
+
+    def test_nonsense_is_not_saved(self, flags):
+        made = flags(target="none")
+        run = loop.Run(parse(made))
+        parameter = next(iter(run._network.collect_params().values()))
+        parameter.set_data(parameter.data() * np.nan)
+        with pytest.raises(loop.DivergedError, match="holds NaN"):
+            run._save_state()
+        assert not (folder_of(made) / "states").exists()
+
+
+class TestBeginning:
+    def train_one(self, flags):
+        made = flags("first", max_steps=6)
+        assert train.main(made) == 0
+        return parse(made).prefix
+
+    @pytest.mark.parametrize("form", ["{},0", "{}"])
+    def test_pretrained(self, flags, form, capsys):
+        prefix = self.train_one(flags)
+        made = flags("second", pretrained=form.format(prefix), pretrained_epoch=0)
+        run = loop.Run(parse(made))
+        saved = mx.nd.load(f"{prefix}-0000.params")
+        for name, array in run.trained.backbone.parameters().items():
+            kind = "aux" if "moving" in name else "arg"
+            np.testing.assert_array_equal(array.asnumpy(), saved[f"{kind}:{name}"].asnumpy())
+        assert "parameters of tiny are from" in run.notes[0]
+
+    def test_class_weights_that_fit_are_taken(self, flags, rng):
+        prefix = self.train_one(flags)
+        saved = mx.nd.load(f"{prefix}-0000.params")
+        for epoch, classes in ((5, 5), (6, 7)):
+            weights = mx.nd.array(rng.normal(size=(classes, 8)))
+            mx.nd.save(f"{prefix}-{epoch:04d}.params", {**saved, "arg:fc7_weight": weights})
+            run = loop.Run(parse(flags(f"run{epoch}", pretrained=f"{prefix},{epoch}")))
+            if classes == 5:
+                np.testing.assert_array_equal(run.trained.head.class_weights(), weights.asnumpy())
+            else:
+                assert "its class weights (7, 8) are not of these 5 classes" in run.notes[-1]
+
+    def test_a_network_that_does_not_fit(self, flags, capsys):
+        prefix = self.train_one(flags)
+        saved = mx.nd.load(f"{prefix}-0000.params")
+        saved = {f"arg:x{key[4:]}": value for key, value in saved.items()}
+        mx.nd.save(f"{prefix}-0009.params", saved)
+        assert train.main(flags("other", pretrained=f"{prefix},9")) == 2
+        assert "not one parameter of tiny is in it" in capsys.readouterr().err
+        assert train.main(flags("other", pretrained=f"{prefix},77", resume=True)) == 2
+        assert "there is no" in capsys.readouterr().err
+
+    def test_a_frozen_backbone(self, flags):
+        prefix = self.train_one(flags)
+        made = flags("frozen", pretrained=f"{prefix},0", freeze_backbone=True)
+        assert train.main(made) == 0
+        saved = mx.nd.load(f"{prefix}-0000.params")
+        for name, array in mx.nd.load(f"{parse(made).prefix}-0000.params").items():
+            np.testing.assert_array_equal(array.asnumpy(), saved[name].asnumpy())
+        rows = read_table(folder_of(made) / "metrics.csv")
+        assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+
+    def test_classes_begin_as_means(self, flags, faces):
+        run = loop.Run(parse(flags(init_classes="mean")))
+        records = Records(faces)
+        sums = np.zeros((5, 8))
+        for image in range(len(records)):
+            label, _ = records.read(image)
+            pixels = decode_rgb(records, image)
+            both = run.trained.backbone.embed(np.stack([pixels, pixels[:, :, ::-1]])).sum(axis=0)
+            sums[label] += both / np.linalg.norm(both)
+        weights = run.trained.head.class_weights()
+        cosines = (sums * weights).sum(axis=1)
+        cosines /= np.linalg.norm(sums, axis=1) * np.linalg.norm(weights, axis=1)
+        np.testing.assert_allclose(cosines, 1, atol=1e-4)
+
+
+def decode_rgb(records, image):
+    import cv2
+
+    encoded = records.read(image)[1]
+    return cv2.imdecode(encoded, cv2.IMREAD_COLOR)[:, :, ::-1].transpose(2, 0, 1)
+
+
+class TestOptimizer:
+    def test_weight_decay_is_of_everything(self, flags):
+        """With no gradient a step multiplies each parameter by 1 - lr wd."""
+        run = loop.Run(parse(flags(wd=0.5, mom=0.0)))
+        parameters = run._network.collect_params().values()
+        embeddings = run.trained.backbone.forward(next(run.pipeline.epoch(0)).data)
+        run.trained.backbone.backward(mx.nd.zeros_like(embeddings))
+        mx.nd.waitall()  # moving averages are written on the way backward
+        before = {one.name: one.data().asnumpy() for one in parameters}
+        run.trained.backbone.update(0.1, 8)
+        for one in parameters:
+            factor = 1 if one.grad_req == "null" else 0.95
+            np.testing.assert_allclose(one.data().asnumpy(), before[one.name] * factor, rtol=1e-5)
+
+    def test_multipliers_of_class_weights(self, flags, tmp_path):
+        (tmp_path / "config.py").write_text(
+            "from dsoftmax.recognition.config import *\n"
+            "config.fc7_lr_mult = 0.0\nconfig.fc7_wd_mult = 3.0\n"
+        )
+        made = flags(config=tmp_path / "config.py", max_steps=3, target="none")
+        run = loop.Run(parse(made))
+        before = run.trained.head.class_weights()
+        assert run.trained.head_trainer.optimizer.wd == pytest.approx(3 * 5e-4)
+        run.train()
+        np.testing.assert_array_equal(run.trained.head.class_weights(), before)
+
+    @pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
+    def test_clipping(self, flags, devices):
+        longest = 1e-3
+        made = flags(clip_gradient=longest, wd=0.0, mom=0.0, devices=devices, target="none")
+        run = loop.Run(parse(made))
+        before = run.trained.backbone.parameters()
+        before = {key: array.asnumpy() for key, array in before.items() if "moving" not in key}
+        run.train_step(next(run.pipeline.epoch(0)))
+        after = run.trained.backbone.parameters()
+        moved = sum(np.square(after[key].asnumpy() - old).sum() for key, old in before.items())
+        assert np.sqrt(moved) == pytest.approx(0.1 * longest, rel=1e-2)
+
+
+class TestRefused:
+    @pytest.mark.parametrize(
+        ("changes", "message"),
+        [
+            ({"data_dir": "nowhere"}, "nowhere: there is no such folder"),
+            ({"num_classes": 4}, "it has the label 4, but there are to be 4 classes"),
+            ({"per_batch_size": 100}, "43 images are fewer than one batch of 100"),
+            ({"loss": "dsoftmax", "store": "host"}, "store='host'"),
+            ({"sync_bn": True, "devices": "cpu:2"}, "--sync-bn is for GPUs"),
+            ({"lr_schedule": "cosine", "max_steps": 0, "end_epoch": 0}, "needs an end"),
+        ],
+    )
+    def test_before_the_first_step(self, flags, capsys, changes, message):
+        assert train.main(flags(**changes)) == 2
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1
+
+    def test_an_option_of_another_loss(self, flags, capsys):
+        assert train.main(flags(loss="cosface", d=0.9)) == 2
+        assert "has no option d; legal are" in capsys.readouterr().err
+
+    def test_a_broken_pack(self, flags, faces, capsys):
+        (faces / "val.bin").write_bytes(b"no pickle")
+        assert train.main(flags()) == 2
+        assert "val.bin: not a readable pickle" in capsys.readouterr().err
+
+    def test_an_empty_folder(self, flags, tmp_path, capsys):
+        (tmp_path / "empty").mkdir()
+        assert train.main(flags(data_dir=tmp_path / "empty")) == 2
+        assert "empty" in capsys.readouterr().err
+
+    def test_nowhere_to_write(self, flags, tmp_path, capsys):
+        (tmp_path / "file").write_text("")
+        assert train.main(flags(models_root=tmp_path / "file")) == 2
+        assert "Not a directory" in capsys.readouterr().err
+
+    def test_a_run_that_cannot_fit(self, flags, monkeypatch, capsys):
+        monkeypatch.setattr(loop, "available_bytes", lambda: 10**6)
+        assert train.main(flags(num_classes=200_000)) == 2
+        err = capsys.readouterr().err
+        assert "the run needs about" in err
+        assert "a loss with sampled classes (--loss dsoftmax_k)" in err
+
+
+def test_memory_grows_as_it_should(flags):
+    symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="fc1")
+    head = {
+        "num_classes": 1000,
+        "embedding_size": 10,
+        "batch_size": 8,
+        "devices": 1,
+        "store": "device",
+        "chunk": None,
+        "sample_rate": None,
+        "momentum": 0.9,
+    }
+
+    def estimate(**changes):
+        return memory.estimate_device(symbol, (3, 4, 4), 8, {**head, **changes})
+
+    whole = estimate()
+    assert whole.classes == 4 * 10 * 2 * 1000
+    assert whole.logits == 3 * 4 * 8 * 1000
+    assert whole.network == 4 * 3 * (480 + 10)
+    assert estimate(devices=2).classes == whole.classes / 2
+    assert estimate(chunk=100).logits == whole.logits / 10
+    assert estimate(sample_rate=0.1, store="host").classes == 4 * 10 * 3 * 100
+    assert memory.estimate_host({**head, "store": "host"}) == whole.classes
+    assert memory.estimate_host(head) == 0
