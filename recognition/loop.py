@@ -416,7 +416,7 @@ class Run:
         self.log.metrics(row)
         batch = self._seen // self.batch_size
         self.log.info(
-            f"Epoch[{self.epoch}] Batch [{batch - s.frequent}-{batch}]\tSpeed: {speed:.2f} "
+            f"Epoch[{self.epoch}] Batch [{max(batch - s.frequent, 0)}-{batch}]\tSpeed: {speed:.2f} "
             f"samples/sec\tlossvalue={loss:f}\tintra={row['intra']:.4f}\t"
             f"inter={row['inter_above_floor']:.4f}\tcos_y={row['positive_cosine']:.4f}\t"
             f"max_cos_n={row['max_negative_cosine']:.4f}"

@@ -212,6 +212,10 @@ def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
     add("--kvstore", default.kvstore, "how devices share gradients", choices=("device", "local"))
     add("--fp16-scale", 0.0, "> 0: a float16 network, its loss scaled by this; for GPUs")
     add("--store", "device", "where class weights are", choices=STORES)
+    add("--rand-mirror", int(config.get("data_rand_mirror", 1)), "mirror at random", choices=(0, 1))
+    add("--color", int(config.get("data_color", 0)), "jitter of colours: 0, 1 or 2")
+    add("--cutoff", int(config.get("data_cutoff", 0)), "side of a square left blank at random")
+    add("--images-filter", int(config.get("data_images_filter", 0)), "fewest images of an identity")
     add("--threads", default_threads(), "to decode images on")
     parser.add_argument("--resume", action="store_true", help="go on from the newest saved state")
     parser.add_argument("--freeze-backbone", action="store_true", help="train class weights alone")
@@ -365,10 +369,10 @@ def _settings(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
         max_steps=args.max_steps,
         end_epoch=args.end_epoch,
         seed=args.seed,
-        mirror=bool(config.get("data_rand_mirror", True)),
-        color=int(config.get("data_color", 0)),
-        cutoff=int(config.get("data_cutoff", 0)),
-        images_filter=int(config.get("data_images_filter", 0)),
+        mirror=bool(args.rand_mirror),
+        color=args.color,
+        cutoff=args.cutoff,
+        images_filter=args.images_filter,
         threads=args.threads,
         pretrained=pretrained,
         freeze_backbone=args.freeze_backbone,

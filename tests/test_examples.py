@@ -13,6 +13,8 @@ MODULES = [
     "dsoftmax.recognition.files",
     "dsoftmax.recognition.data.records",
     "dsoftmax.recognition.data.pipeline",
+    "dsoftmax.recognition.networks.factory",
+    "dsoftmax.eval.models",
 ]
 
 

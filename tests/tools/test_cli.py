@@ -11,9 +11,9 @@ from dsoftmax.tools.cli import command, image_size, some_of
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(
     f"{path.parent.name}.{path.stem}"
-    for folder in ("tools", "eval")
+    for folder in ("tools", "eval", "recognition")
     for path in (REPOSITORY / folder).glob("*.py")
-    if "def build_parser" in path.read_text(encoding="utf-8")
+    if 'if __name__ == "__main__"' in path.read_text(encoding="utf-8")
 )
 
 
@@ -26,7 +26,7 @@ def test_every_command_has_help(name, capsys):
 
 
 def test_commands_are_found():
-    assert {"tools.dir2rec", "eval.verification"} <= set(COMMANDS)
+    assert {"tools.dir2rec", "eval.verification", "recognition.train"} <= set(COMMANDS)
 
 
 @pytest.mark.parametrize("how", [["tools/rec_info.py"], ["-m", "dsoftmax.tools.rec_info"]])

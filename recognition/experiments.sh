@@ -1,0 +1,27 @@
+# Sourced by the scripts of the paper's tables: runs the experiments named on the command line, or all.
+#
+#   FLAGS       what each experiment gives to train.py beside COMMON
+#   ORDER       the experiments' names, as the table has them
+#
+# CUDA_VISIBLE_DEVICES says which GPUs (none: the CPU), PYTHON which Python, DATASETS where the
+# datasets are. The batch is 256 whatever the number of GPUs. A script that was stopped goes on where
+# it was; logs and models are in models/.
+
+run_experiments() {
+    local devices count name
+    IFS=, read -ra devices <<<"${CUDA_VISIBLE_DEVICES:-}"
+    count=$((${#devices[@]} > 0 ? ${#devices[@]} : 1))
+    [ $# -gt 0 ] || set -- "${ORDER[@]}"
+    for name in "$@"; do
+        if [ -z "${FLAGS[$name]:-}" ]; then
+            echo "error: there is no experiment $name; legal are ${ORDER[*]}" >&2
+            exit 2
+        fi
+    done
+    for name in "$@"; do
+        # The flags are words, to be split.
+        # shellcheck disable=SC2086
+        "${PYTHON:-python}" -u recognition/train.py --per-batch-size $((256 / count)) --resume \
+            --extra-model-name "$name" $COMMON ${FLAGS[$name]}
+    done
+}
