@@ -67,6 +67,7 @@ class Run:
             )
         self.pipeline = self._open_data()
         self.num_classes = self._count_classes()
+        self.notes: list[str] = []  # for the log, once there is one
         self.packs = self._open_packs()
         self._make_folder()
         self._network = networks.create(
@@ -94,7 +95,6 @@ class Run:
             "highest_sum": 0.0,
             "verifications": 0,
         }
-        self.notes: list[str] = []  # for the log, once there is one
         self._begin()
         self._stopped_by = 0
 
@@ -126,11 +126,14 @@ class Run:
         return found
 
     def _open_packs(self) -> list[Pack]:
-        paths = [
-            os.path.join(self.settings.data_dir, f"{target}.bin")
-            for target in self.settings.val_targets
-        ]
-        return [read_pack(path) for path in paths if os.path.exists(path)]
+        packs = []
+        for target in self.settings.val_targets:
+            path = os.path.join(self.settings.data_dir, f"{target}.bin")
+            if os.path.exists(path):
+                packs.append(read_pack(path))
+            else:
+                self.notes.append(f"there is no {path} to verify on")
+        return packs
 
     def _make_folder(self) -> None:
         folder = self.settings.folder
@@ -203,6 +206,7 @@ class Run:
             self._network,
             self.contexts,
             sgd,
+            kvstore=s.kvstore,
             clip=s.clip_gradient,
             fp16_scale=s.fp16_scale,
             frozen=s.freeze_backbone,
@@ -455,6 +459,7 @@ class Run:
                 size=self.pipeline.image_size,
                 threads=self.settings.threads,
             )
+            self.log.say(str(results[-1].embeddings.shape))
             for line in results[-1].lines(self.step):
                 self.log.say(line)
             self.log.scores(
@@ -514,6 +519,8 @@ class Run:
         elif self._verified_at != self.step:
             self._take_note(self._verify())
         self._save_state()
+        if self.pipeline.bad_images:
+            self.log.say(f"{len(self.pipeline.bad_images)} images could not be decoded")
         if not self._stopped_by:
             self.log.say("saving last 0")
             self._save_model(0)

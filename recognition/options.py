@@ -48,6 +48,7 @@ class Settings:
     image_size: tuple[int, int] | None = None  # None: as the data's
     val_targets: tuple[str, ...] = ()
     devices: str | None = None
+    kvstore: str = "device"
     per_batch_size: int = 128
     class_parallel: bool | None = None
     store: str = "device"
@@ -318,10 +319,38 @@ NETWORK_KEYS = {
 }
 
 
+# The least each flag may be; "more" than it where the last is True.
+LEAST = (
+    ("per_batch_size", 1, False),
+    ("verbose", 1, False),
+    ("frequent", 1, False),
+    ("keep", 1, False),
+    ("threads", 1, False),
+    ("max_steps", 0, False),
+    ("end_epoch", 0, False),
+    ("warmup_steps", 0, False),
+    ("seed", 0, False),
+    ("wd", 0, False),
+    ("mom", 0, False),
+    ("clip_gradient", 0, False),
+    ("fp16_scale", 0, False),
+    ("lr", 0, True),
+)
+
+
+def _check_numbers(args: argparse.Namespace) -> None:
+    for name, least, is_open in LEAST:
+        value = getattr(args, name)
+        if not (value > least if is_open else value >= least):
+            raise ValueError(
+                f"--{name.replace('_', '-')} must be {'above' if is_open else 'at least'} {least}, "
+                f"not {value}"
+            )
+
+
 def _settings(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
-    preset, loss_options = loss_of(
-        args.loss, {k: config[k] for k in config if k.startswith("loss_")}
-    )
+    _check_numbers(args)
+    preset, loss_options = loss_of(args.loss, config)
     flags = ("scale", "d", "m1", "m2", "m3", "sample_rate")
     loss_options.update({k: getattr(args, k) for k in flags if getattr(args, k) is not None})
     if args.correction:
@@ -352,6 +381,7 @@ def _settings(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
         image_size=args.image_size or (tuple(shape[:2]) if shape and not args.data_dir else None),
         val_targets=tuple(targets),
         devices=args.devices,
+        kvstore=args.kvstore,
         per_batch_size=args.per_batch_size,
         class_parallel=None if parallel is None else bool(parallel),
         store=args.store,

@@ -98,6 +98,14 @@ def test_flags_that_can_not_be(flags, capsys):
     assert flags[0] in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "flag", ["--verbose", "--frequent", "--per-batch-size", "--keep", "--threads", "--lr"]
+)
+def test_numbers_that_can_not_be(flag):
+    with pytest.raises(ValueError, match=f"{flag} must be .*, not 0"):
+        parse([flag, "0"])
+
+
 class TestOwnConfig:
     """A file such as insightface's users keep."""
 
