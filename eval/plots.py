@@ -260,7 +260,7 @@ def save(figure: Figure, path: str) -> None:
     """Write a figure in the format its name ends in."""
     extension = os.path.splitext(path)[1][1:].lower()
     if extension not in FORMATS:
-        raise ValueError(f"{path}: a figure's name ends in {', '.join(FORMATS)}")
+        raise ValueError(f"a figure's name must end in .png, .pdf or .svg, not {path!r}")
     with AtomicFile(path) as file:
         figure.savefig(file, format=extension, dpi=200)
 

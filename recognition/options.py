@@ -11,7 +11,6 @@ import difflib
 import importlib.util
 import os
 from dataclasses import asdict, dataclass, field
-from fractions import Fraction
 from typing import Any, Mapping
 
 from easydict import EasyDict
@@ -22,7 +21,7 @@ from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.networks.zoo import PREFIX as GLUONCV
 from dsoftmax.recognition.schedule import MODES
-from dsoftmax.tools.cli import default_threads, image_size
+from dsoftmax.tools.cli import default_threads, image_size, rate
 
 MARGIN_SOFTMAX = "margin_softmax"
 # What a configuration calls the options of a loss, where it is not loss_<option>.
@@ -242,7 +241,7 @@ def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
         ("m1", float),
         ("m2", float),
         ("m3", float),
-        ("sample-rate", _rate),
+        ("sample-rate", rate),
     ):
         parser.add_argument(f"--{flag}", type=kind, help="of the loss")
     parser.add_argument(
@@ -251,16 +250,6 @@ def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
     # train_parall's, which say what CUDA_VISIBLE_DEVICES and --class-parallel say here
     parser.add_argument("--worker-id", type=int, default=0, help=argparse.SUPPRESS)
     return parser
-
-
-def _rate(text: str) -> float:
-    try:
-        value = float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"a rate is a number in (0, 1] or 1/64, not {text!r}")
-    return value
 
 
 def _steps(text: str) -> tuple[int, ...]:
@@ -281,10 +270,7 @@ def loss_of(name: str, entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
         if key.startswith("loss_") and key != "loss_name"
     }
     if known == MARGIN_SOFTMAX:
-        margins = {
-            key: options.get(key, start) for key, start in (("m1", 1.0), ("m2", 0.0), ("m3", 0.0))
-        }
-        return "combined", {"scale": options.get("scale", 64.0), **margins}
+        return "combined", {**NO_MARGIN, **options}
     if known not in losses.names():
         raise ValueError(
             f"--loss {name}: its loss_name {known!r} is none of {MARGIN_SOFTMAX}, "

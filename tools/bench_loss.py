@@ -22,9 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.eval import plots
 from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import add_json_flag, command, print_json
+from dsoftmax.tools.cli import add_json_flag, command, print_json, rate
 from dsoftmax.tools.measuring import (
     Apart,
     available_bytes,
@@ -409,7 +409,6 @@ def draw(results: list[dict[str, Any]], path: str) -> None:
     from matplotlib.figure import Figure
     from matplotlib.ticker import FuncFormatter
 
-    extension = path.rsplit(".", 1)[-1].lower()
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     markers = "osD^vP*X"
@@ -444,24 +443,12 @@ def draw(results: list[dict[str, Any]], path: str) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.grid(which="both", alpha=0.25)
     axes.legend()
-    with AtomicFile(path) as file:
-        figure.savefig(file, format=extension, dpi=150)
-
-
-def rate(text: str) -> float:
-    """Parse a flag's ``1/64`` or ``0.015625``."""
-    try:
-        value = float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
-        value = 0.0
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"a rate is a number in (0, 1] or 1/64, not {text!r}")
-    return value
+    plots.save(figure, path)
 
 
 def plot_file(text: str) -> str:
     """Check the name of a picture."""
-    if text.rsplit(".", 1)[-1].lower() not in ("png", "pdf", "svg"):
+    if text.rsplit(".", 1)[-1].lower() not in plots.FORMATS:
         raise argparse.ArgumentTypeError(f"it must end in .png, .pdf or .svg, not {text!r}")
     return text
 

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import sys
+from fractions import Fraction
 from typing import Any, Callable
 
 from dsoftmax.recognition.files import AtomicFile
@@ -77,6 +78,17 @@ def image_size(text: str) -> tuple[int, int]:
             f"an image size is height,width like 112,112, not {text!r}"
         )
     return height, width
+
+
+def rate(text: str) -> float:
+    """Parse a flag's ``1/64`` or ``0.015625``."""
+    try:
+        value = float(Fraction(text))
+    except (ValueError, ZeroDivisionError):
+        value = 0.0
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"a rate is a number in (0, 1] or 1/64, not {text!r}")
+    return value
 
 
 def some_of(entries: list[str], most: int = 10) -> str:

@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from dsoftmax.eval import plots
 from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import RecordError
 from dsoftmax.recognition.data.records import Records
-from dsoftmax.recognition.files import AtomicFile
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.progress import progress
 from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json, some_of
@@ -130,11 +130,7 @@ def plot_histogram(info: dict[str, Any], path: str) -> None:
             axis.set_major_formatter(ScalarFormatter())
     axes.grid(axis="y", alpha=0.3)
     axes.set_axisbelow(True)
-    extension = path.rsplit(".", 1)[-1].lower()
-    if extension not in ("png", "pdf", "svg"):
-        raise ValueError(f"--plot: the file must end in .png, .pdf or .svg, not {path!r}")
-    with AtomicFile(path) as file:
-        figure.savefig(file, format=extension, dpi=150)
+    plots.save(figure, path)
 
 
 def build_parser() -> argparse.ArgumentParser:

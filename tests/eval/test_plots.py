@@ -137,4 +137,4 @@ class TestCommand:
     def test_unknown_formats(self, rng, tmp_path, capsys):
         np.save(tmp_path / "w.npy", rng.normal(size=(5, 8)))
         assert plots.main(["classes", str(tmp_path / "w.npy"), "--output", "figure.doc"]) == 2
-        assert "ends in png, pdf, svg" in capsys.readouterr().err
+        assert "must end in .png, .pdf or .svg" in capsys.readouterr().err

@@ -76,7 +76,7 @@ def test_histogram(dataset, tmp_path, counts):
     folder, _ = dataset(counts=counts)
     assert rec_info.main(["--input", str(folder), "--plot", str(tmp_path / "plot.png")]) == 0
     drawn = cv2.imread(str(tmp_path / "plot.png"))
-    assert drawn.shape == (600, 1050, 3)
+    assert drawn.shape == (800, 1400, 3)
     bars = (drawn == (170, 119, 68)).all(axis=2)  # their colour, in BGR
     assert bars.sum() > 10000
 
