@@ -33,13 +33,28 @@ def contexts(devices: str | None = None) -> list[mx.Context]:
     return [mx.Context(kind, i) for i in range(int(count or 1))]
 
 
+def usable_contexts(devices: str | None = None) -> list[mx.Context]:
+    """Return the contexts a flag names, as `contexts`, but refuse GPUs MXNet does not see."""
+    found = contexts(devices)
+    wanted = sum(context.device_type == "gpu" for context in found)
+    there = mx.context.num_gpus() if wanted else 0
+    if wanted > there:
+        source = f"--devices {devices}" if devices else "CUDA_VISIBLE_DEVICES"
+        raise ValueError(
+            f"{source} asks for {wanted} GPU{'s' * (wanted > 1)}, MXNet sees {there or 'none'}: is "
+            "this the CUDA build with its driver (python -m dsoftmax.tools.preflight)? An empty "
+            "CUDA_VISIBLE_DEVICES takes the CPU"
+        )
+    return found
+
+
 def gpu_contexts(ids: str | None) -> list[mx.Context]:
     """Return the contexts of a flag ``--gpu``: ``0``, ``0,1``, or -1 for the CPU.
 
     Without the flag, those of CUDA_VISIBLE_DEVICES.
     """
     if ids is None:
-        return contexts()
+        return usable_contexts()
     if ids.strip() == "-1":
         return [mx.cpu(0)]
     if not re.fullmatch(r"\d+(,\d+)*", ids):

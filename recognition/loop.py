@@ -29,7 +29,7 @@ from dsoftmax.recognition.data.augment import Augmentation
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.pipeline import Batch, Pipeline
 from dsoftmax.recognition.data.records import Records
-from dsoftmax.recognition.devices import contexts as contexts_of
+from dsoftmax.recognition.devices import usable_contexts
 from dsoftmax.recognition.files import AtomicFile
 from dsoftmax.recognition.log import RunLog
 from dsoftmax.recognition.networks.files import load_parameters, save_model, to_symbol
@@ -59,7 +59,7 @@ class Run:
 
     def __init__(self, settings: Settings):
         self.settings = settings
-        self.contexts = contexts_of(settings.devices)
+        self.contexts = usable_contexts(settings.devices)
         self.batch_size = settings.per_batch_size * len(self.contexts)
         if settings.sync_bn and self.contexts[0].device_type == "cpu":
             raise ValueError(

@@ -1,7 +1,7 @@
 import mxnet as mx
 import pytest
 
-from dsoftmax.recognition.devices import contexts, gpu_contexts
+from dsoftmax.recognition.devices import contexts, gpu_contexts, usable_contexts
 
 
 @pytest.mark.parametrize(
@@ -53,3 +53,16 @@ def test_the_gpu_flag(monkeypatch):
         gpu_contexts("0")
     with pytest.raises(ValueError, match="ids as 0 or 0,1"):
         gpu_contexts("zero")
+
+
+def test_gpus_that_are_not_there(monkeypatch):
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 1)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3")
+    assert usable_contexts() == [mx.gpu(0)]
+    assert usable_contexts("cpu:2") == [mx.cpu(0), mx.cpu(1)]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,4")
+    with pytest.raises(ValueError, match="CUDA_VISIBLE_DEVICES asks for 2 GPUs, MXNet sees 1"):
+        usable_contexts()
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
+    with pytest.raises(ValueError, match="--devices gpu asks for 1 GPU, MXNet sees none"):
+        usable_contexts("gpu")
