@@ -69,7 +69,6 @@ class Run:
         self.num_classes = self._count_classes()
         self.notes: list[str] = []  # for the log, once there is one
         self.packs = self._open_packs()
-        self._make_folder()
         self._network = networks.create(
             settings.architecture,
             settings.embedding_size,
@@ -78,6 +77,7 @@ class Run:
             **settings.network_options,
         )
         self._check_memory()
+        self._make_folder()
         self.trained = self._build()
         self.steps_per_epoch = len(self.pipeline)
         self.total_steps = settings.max_steps or settings.end_epoch * self.steps_per_epoch
