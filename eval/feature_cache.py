@@ -18,6 +18,7 @@ import numpy as np
 
 from dsoftmax.eval.embed import embed_batches
 from dsoftmax.eval.models import Embed
+from dsoftmax.recognition.data.images import ImageError
 from dsoftmax.recognition.files import AtomicFile
 
 SECONDS_BETWEEN_SAVES = 20.0
@@ -75,7 +76,27 @@ def cached_features(
                 writer.append(batch.views, batch.unreadable)
         finally:
             writer.close()
+    elif writer.unreadable:
+        _try_again(writer, make_embed, load)
     return Features(np.load(writer.features_path, mmap_mode="r"), writer.unreadable)
+
+
+def _try_again(writer: _Writer, make_embed: Callable[[], Embed], load: Callable) -> None:
+    """Embed the images that could not be read then and can be read now."""
+
+    def can_be_read(number: int) -> bool:
+        try:
+            load(number)
+        except (ImageError, OSError):
+            return False
+        return True
+
+    there = [number for number, _ in writer.unreadable if can_be_read(number)]
+    if there:
+        embed = make_embed()
+        for number in there:
+            for batch in embed_batches(embed, load, range(number, number + 1), 1):
+                writer.replace(number, batch.views)
 
 
 class _Writer:
@@ -114,13 +135,24 @@ class _Writer:
         if time.monotonic() - self._saved_at > SECONDS_BETWEEN_SAVES:
             self._save()
 
+    def replace(self, number: int, views: np.ndarray) -> None:
+        """Write the rows of an image that could not be read before."""
+        features = np.load(self.features_path, mmap_mode="r+")
+        features[number] = views[0]
+        features.flush()
+        self.unreadable = [entry for entry in self.unreadable if entry[0] != number]
+        self._save_state()
+
     def _save(self) -> None:
         self._file.flush()
         os.fsync(self._file.fileno())
+        self._save_state()
+        self._saved_at = time.monotonic()
+
+    def _save_state(self) -> None:
         state = {"done": self.done, "width": self._width, "unreadable": self.unreadable}
         with AtomicFile(self._state_path, "w") as file:
             json.dump(state, file)
-        self._saved_at = time.monotonic()
 
     def close(self) -> None:
         self._save()

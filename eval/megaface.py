@@ -38,6 +38,7 @@ from dsoftmax.eval.megaface_features import (
     is_noisy,
     load_features,
     read_list,
+    read_noises,
     split_mark,
     write_cleaned,
     write_feature,
@@ -57,18 +58,31 @@ FARS = (1e-6, 1e-5, 1e-4)
 TAIL = 1e-4  # the share of impostor scores that is kept: verification is exact up to this FAR
 
 
-def join(models: Sequence[Embed]) -> Embed:
-    """Make one network of several: features of length 1 side by side."""
+class Ensemble:
+    """One or several networks whose features stand side by side."""
 
-    def embed(images: np.ndarray) -> np.ndarray:
-        return np.concatenate([metrics.normalized(model(images)) for model in models], axis=1)
+    def __init__(self, models: Sequence[Embed]):
+        self._models = models
+        self._borders: list[int] = []
 
-    return embed if len(models) > 1 else models[0]
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Return what each makes of images, (n, D), side by side."""
+        rows = [model(images) for model in self._models]
+        self._borders = np.cumsum([part.shape[1] for part in rows])[:-1].tolist()
+        return np.concatenate(rows, axis=1)
+
+    def features(self, views: np.ndarray) -> np.ndarray:
+        """Return the features, (n, D) of length 1, of images and their mirror images, (n, 2, D).
+
+        The two are summed and brought to length 1 for each network, then once more together.
+        """
+        parts = np.split(views.sum(axis=1), self._borders, axis=1)
+        return metrics.normalized(np.concatenate([metrics.normalized(p) for p in parts], axis=1))
 
 
 def extract(
     images: ImageSet,
-    make_embed: Callable[[], Embed],
+    make_ensemble: Callable[[], Ensemble],
     folder: str,
     algo: str,
     size: tuple[int, int],
@@ -88,19 +102,24 @@ def extract(
     for parent in {os.path.dirname(paths[number]) for number in missing}:
         os.makedirs(parent, exist_ok=True)
     unreadable = []
+    ensemble = make_ensemble()
     for batch in embed_batches(
-        make_embed(), load, range(len(missing)), batch_size, threads, desc=images.name
+        ensemble, load, range(len(missing)), batch_size, threads, desc=images.name
     ):
         bad = dict(batch.unreadable)
         unreadable += [f"{images.images[missing[place]]}: {why}" for place, why in bad.items()]
-        features = metrics.normalized(batch.views.sum(axis=1))
+        if not batch.views.shape[2]:
+            continue  # not one of them could be read
+        features = ensemble.features(batch.views)
         for place, feature in enumerate(features, batch.start):
             if place not in bad:
                 write_feature(paths[missing[place]], feature)
     return unreadable
 
 
-def claim_folder(folder: str, algo: str, models: Sequence[ModelName]) -> None:
+def claim_folder(
+    folder: str, algo: str, models: Sequence[ModelName], sets: Sequence[ImageSet]
+) -> None:
     """Note in a folder whose features it holds; refuse one that holds another model's."""
     path = os.path.join(folder, f"{algo}.json")
     own = {"models": [model.digest() for model in models]}
@@ -111,9 +130,16 @@ def claim_folder(folder: str, algo: str, models: Sequence[ModelName]) -> None:
                     f"{folder} holds features named {algo} of another model; choose another "
                     "--algo or --output"
                 )
-    else:
-        with AtomicFile(path, "w") as file:
-            json.dump(own, file)
+        return
+    for images in sets:
+        there = next(filter(os.path.exists, images.feature_paths(folder, algo)), None)
+        if there:
+            raise ValueError(
+                f"{there} is there already, and nothing says of which model; choose another --algo "
+                "or --output, or rank what is there by leaving --model out"
+            )
+    with AtomicFile(path, "w") as file:
+        json.dump(own, file)
 
 
 class Mates(NamedTuple):
@@ -245,18 +271,18 @@ def _run_extraction(args: argparse.Namespace, sets: Sequence[ImageSet]) -> None:
     for images in sets:
         if not os.path.isdir(images.root):
             raise FileNotFoundError(f"--{images.name}-root {images.root}: there is no such folder")
-    claim_folder(args.output, args.algo, models)
-    loaded: list[Embed] = []
+    claim_folder(args.output, args.algo, models, sets)
+    loaded: list[Ensemble] = []
 
-    def make_embed() -> Embed:
+    def make_ensemble() -> Ensemble:
         if not loaded:
-            loaded.append(join([load_model(model, contexts) for model in models]))
+            loaded.append(Ensemble([load_model(model, contexts) for model in models]))
         return loaded[0]
 
     for images in sets:
         unreadable = extract(
             images,
-            make_embed,
+            make_ensemble,
             args.output,
             args.algo,
             args.image_size,
@@ -279,7 +305,7 @@ def _load_and_clean(
     features, noisy = split_mark(features)
     path = getattr(args, f"{images.name}_noises")
     if path:
-        noises = read_list(path)
+        noises = read_noises(path)
         noisy = is_noisy([images.images[number] for number in numbers], noises)
         if noisy.sum() < len(noises):
             print(

@@ -113,10 +113,27 @@ def load_features(images: ImageSet, folder: str, algo: str, threads: int) -> tup
     return features[: len(found)], np.array(found)
 
 
+def read_noises(path: str) -> list[str]:
+    """Read a noise list: a name a line, in the last column if there are tabs; # are comments."""
+    with open(path, encoding="utf-8") as file:
+        lines = [line.strip() for line in file]
+    names = [line.split("\t")[-1].strip() for line in lines if line and line[0] != "#"]
+    if not names:
+        raise ValueError(f"{path}: there is no name in it")
+    return names
+
+
 def is_noisy(images: Sequence[str], noises: Sequence[str]) -> np.ndarray:
-    """Tell the images a noise list names, by their path or by the last part of it, (n,) bool."""
-    named = set(noises)
-    return np.array([image in named or os.path.basename(image) in named for image in images], bool)
+    """Tell the images a noise list names, (n,) bool.
+
+    A name is a whole path, the last three parts of one (MegaFace's) or the last one (FaceScrub's).
+    """
+
+    def parts(path: str, count: int) -> str:
+        return "/".join(path.split("/")[-count:])
+
+    named = {*noises, *(parts(name, 3) for name in noises)}
+    return np.array([any(parts(image, n) in named for n in (1, 3, 99)) for image in images], bool)
 
 
 def clean_probes(features: np.ndarray, people: np.ndarray, noisy: np.ndarray) -> np.ndarray:

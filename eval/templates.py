@@ -72,6 +72,8 @@ def read_faces(path: str) -> Faces:
     names, numbers = [], []
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             name, *rest = line.split()
             try:
                 values = np.array(rest, np.float32)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import re
 import sys
 from dataclasses import dataclass
 from typing import Any, Sequence
@@ -445,7 +446,7 @@ class _Report:
         self._entries.append(entry)
         stem = os.path.join(self._args.output, pack.name)
         if not self._is_one_model:
-            stem += f"-{os.path.basename(name.prefix)}-{name.epoch or 0:04d}"
+            stem += "-" + re.sub(r"[^\w.-]+", "_", str(name)).strip("_.")
         if self._args.mode == 1:
             with AtomicFile(f"{stem}.png") as file:
                 file.write(encode(contact_sheet(pack, result), ".png"))

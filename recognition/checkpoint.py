@@ -55,8 +55,9 @@ def save_state(folder: str, step: int, trained: Trained, facts: dict[str, Any]) 
     """
     os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"state-{step:08d}")
-    if os.path.exists(path):
+    if _is_whole(path):
         return path
+    shutil.rmtree(path, ignore_errors=True)  # damaged
     nd.waitall()  # moving averages are written on the way backward
     with atomic_folder(path) as part:
         backbone, momenta, classes, head = (os.path.join(part, name) for name in FILES)

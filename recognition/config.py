@@ -13,9 +13,7 @@ from easydict import EasyDict as edict
 
 config = edict()
 config.bn_mom = 0.9
-config.workspace = 256
 config.emb_size = 512
-config.ckpt_embedding = True
 config.net_se = 0
 config.net_act = "prelu"
 config.net_unit = 3
@@ -42,7 +40,6 @@ default.pretrained_epoch = 1
 default.frequent = 20
 default.verbose = 2000
 default.kvstore = "device"
-default.end_epoch = 10000
 default.lr = 0.1
 default.wd = 0.0005
 default.mom = 0.9

@@ -24,7 +24,8 @@ def contexts(devices: str | None = None) -> list[mx.Context]:
     """
     if not devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
-        ids = [part for part in visible.split(",") if part.strip()]
+        # -1 hides all GPUs, as it does to CUDA.
+        ids = [part for part in visible.split(",") if part.strip() and part.strip()[0] != "-"]
         return [mx.gpu(i) for i in range(len(ids))] or [mx.cpu(0)]
     found = re.fullmatch(r"(cpu|gpu)(?::([1-9]\d*))?", devices)
     if not found:

@@ -4,8 +4,9 @@
 #   ORDER       the experiments' names, as the table has them
 #
 # CUDA_VISIBLE_DEVICES says which GPUs (none: the CPU), PYTHON which Python, DATASETS where the
-# datasets are. The batch is 256 whatever the number of GPUs. A script that was stopped goes on where
-# it was; logs and models are in models/.
+# datasets are. The batch is 256, or next to it, whatever the number of GPUs. The paper does not say how
+# long it trained: the steps are insightface's. A script that was stopped goes on where it was; logs and
+# models are in models/.
 
 run_experiments() {
     local devices count name

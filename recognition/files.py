@@ -72,6 +72,7 @@ def atomic_folder(path: str) -> Iterator[str]:
     if os.path.exists(path) and (not os.path.isdir(path) or os.listdir(path)):
         raise FileExistsError(f"{path} exists and is not an empty folder; choose another one")
     temporary = f"{path}.{os.getpid()}.part"
+    shutil.rmtree(temporary, ignore_errors=True)  # of a killed process that had the same number
     os.makedirs(temporary)
     try:
         yield temporary

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import glob
 import json
 import math
 import os
 import signal
+import sys
 import time
 from typing import Any
 
@@ -34,6 +36,7 @@ from dsoftmax.recognition.files import AtomicFile
 from dsoftmax.recognition.log import RunLog
 from dsoftmax.recognition.networks.files import load_parameters, save_model, to_symbol
 from dsoftmax.recognition.options import MANY_CLASSES, Settings
+from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.schedule import learning_rate
 from dsoftmax.tools.measuring import available_bytes
 
@@ -62,29 +65,24 @@ class Run:
         self.contexts = usable_contexts(settings.devices)
         self.batch_size = settings.per_batch_size * len(self.contexts)
         if settings.sync_bn and self.contexts[0].device_type == "cpu":
-            raise ValueError(
-                "--sync-bn is for GPUs: contexts of one CPU take turns, and can't meet"
-            )
+            raise ValueError("--sync-bn is for GPUs: contexts of a CPU take turns and never meet")
+        if settings.fp16_scale and self.contexts[0].device_type == "cpu":
+            raise ValueError("--fp16-scale is for GPUs: MXNet multiplies no float16 on CPUs")
         self.pipeline = self._open_data()
         self.num_classes = self._count_classes()
         self.notes: list[str] = []  # for the log, once there is one
         self.packs = self._open_packs()
-        self._network = networks.create(
-            settings.architecture,
-            settings.embedding_size,
-            image_size=self.pipeline.image_size,
-            sync_devices=len(self.contexts) if settings.sync_bn else 1,
-            **settings.network_options,
-        )
+        self._network = self._make_network()
         self._check_memory()
-        self._make_folder()
+        self._check_folder()
         self.trained = self._build()
         self.steps_per_epoch = len(self.pipeline)
-        self.total_steps = settings.max_steps or settings.end_epoch * self.steps_per_epoch
+        end = settings.max_steps or settings.end_epoch * self.steps_per_epoch
+        self.total_steps = end or sys.maxsize
         self._rate_at = learning_rate(
             settings.lr_schedule,
             settings.lr,
-            self.total_steps,
+            end,
             settings.lr_steps,
             warmup_steps=settings.warmup_steps,
         )
@@ -96,6 +94,7 @@ class Run:
             "verifications": 0,
         }
         self._begin()
+        self._make_folder()
         self._stopped_by = 0
 
     # --- What can be refused
@@ -115,8 +114,8 @@ class Run:
 
     def _count_classes(self) -> int:
         found, wanted = self.pipeline.num_classes, self.settings.num_classes
-        if wanted and self.settings.images_filter <= 1:
-            highest = int(self.pipeline.records.labels.max())
+        if wanted:
+            highest = int(self.pipeline.images_and_classes()[1].max())
             if highest >= wanted:
                 raise ValueError(
                     f"{self.pipeline.records.path}: it has the label {highest}, but there are to "
@@ -130,19 +129,55 @@ class Run:
         for target in self.settings.val_targets:
             path = os.path.join(self.settings.data_dir, f"{target}.bin")
             if os.path.exists(path):
-                packs.append(read_pack(path))
+                packs.append(self._check_pack(read_pack(path)))
             else:
                 self.notes.append(f"there is no {path} to verify on")
         return packs
 
-    def _make_folder(self) -> None:
+    def _check_pack(self, pack: Pack) -> Pack:
+        """Decode all of it: a broken image must not end the run at its first verification."""
+        if len(pack) < 2:
+            raise ValueError(f"{pack.name}.bin: one pair is too few to verify on")
+        for _ in map_ordered(pack.decode, range(2 * len(pack)), self.settings.threads):
+            pass
+        return pack
+
+    def _make_network(self) -> networks.Network:
+        s = self.settings
+        try:
+            return networks.create(
+                s.architecture,
+                s.embedding_size,
+                image_size=self.pipeline.image_size,
+                sync_devices=len(self.contexts) if s.sync_bn else 1,
+                **s.network_options,
+            )
+        except mx.MXNetError as error:
+            height, width = self.pipeline.image_size
+            raise ValueError(
+                f"--network {s.network} can't be made for images of {height}x{width}: "
+                f"{str(error).strip().splitlines()[-1]}"
+            ) from None
+
+    def _check_folder(self) -> None:
+        """Refuse to overwrite what an earlier run, or insightface, has left."""
         folder = self.settings.folder
-        states = list_states(os.path.join(folder, "states"))
-        if states and not self.settings.resume:
+        if list_states(self._states) and not self.settings.resume:
             raise FileExistsError(
                 f"{folder} holds the states of an earlier run: go on with it by --resume, or give "
                 "this one another name by --extra-model-name"
             )
+        is_ours = os.path.exists(os.path.join(folder, "config.json"))
+        if glob.glob(glob.escape(self.settings.prefix) + "-*.params") and not (
+            is_ours and self.settings.resume
+        ):
+            raise FileExistsError(
+                f"{folder} holds models: give this run another name by --extra-model-name, or "
+                "another --models-root"
+            )
+
+    def _make_folder(self) -> None:
+        folder = self.settings.folder
         os.makedirs(folder, exist_ok=True)
         described = {**self.settings.as_json(), "resolved_num_classes": self.num_classes}
         with AtomicFile(os.path.join(folder, "config.json"), "w") as file:
@@ -239,6 +274,7 @@ class Run:
         states = list_states(self._states)
         if states:
             facts = load_state(states[0], self.trained)
+            self._note_changes(facts["settings"])
             self._facts = {key: facts[key] for key in self._facts}
             self.step = facts["step"]
             self.epoch, self._seen = facts["epoch"], facts["images_seen"]
@@ -253,6 +289,13 @@ class Run:
             weights = class_means(self.trained, self.pipeline, s.per_batch_size, s.threads)
             self.trained.head.load_class_weights(weights)
             self.notes.append("class weights begin as the mean embeddings of their images")
+
+    def _note_changes(self, before: dict[str, Any]) -> None:
+        """Say which settings are not those the state was saved with."""
+        now = json.loads(json.dumps(self.settings.as_json()))
+        for name in sorted(set(now) | set(before)):
+            if name != "resume" and now.get(name) != before.get(name):
+                self.notes.append(f"resumed with {name} {now.get(name)}, was {before.get(name)}")
 
     def _load_pretrained(self) -> None:
         prefix, _, epoch = self.settings.pretrained.rpartition(",")
@@ -300,7 +343,8 @@ class Run:
             0, or the number of the signal.
         """
         s = self.settings
-        self.log = RunLog(s.folder, self.step, self.total_steps, s.tensorboard)
+        total = self.total_steps if self.total_steps < sys.maxsize else 0
+        self.log = RunLog(s.folder, self.step, total, s.tensorboard)
         for note in self.notes:
             self.log.say(note)
         previous = {
@@ -309,6 +353,7 @@ class Run:
         }
         try:
             self._verified_at = self.step
+            self._tick, self._timed = time.perf_counter(), 0
             while self.step < self.total_steps and not self._stopped_by:
                 self._train_epoch()
             self._finish()
@@ -323,11 +368,11 @@ class Run:
 
     def _train_epoch(self) -> None:
         self.log.say("call reset()")
-        self._tick = time.perf_counter()
         for batch in self.pipeline.epoch(self.epoch, self._seen // self.batch_size):
             loss = self.train_step(batch)
             self._seen += self.batch_size
             self.step += 1
+            self._timed += 1
             self.log.step()
             self._report(loss)
             if self.step % self.settings.verbose == 0:
@@ -401,10 +446,10 @@ class Run:
         if step % s.frequent:
             return
         seconds = time.perf_counter() - self._tick
-        self._tick = time.perf_counter()
         stats = self.trained.head.stats
         dissected = self.trained.head.criterion.dissected  # others have the whole loss as `intra`
-        speed = s.frequent * self.batch_size / seconds
+        speed = self._timed * self.batch_size / seconds
+        self._tick, self._timed = time.perf_counter(), 0
         row = {
             "step": step,
             "epoch": self.epoch,
@@ -414,7 +459,8 @@ class Run:
             "inter_above_floor": stats["inter"] - stats["inter_floor"] if dissected else 0.0,
             "positive_cosine": stats["positive_cosine"],
             "negative_cosine": stats["negative_cosine"],
-            "max_negative_cosine": stats["max_negative_cosine"],
+            # With a single class there is no negative.
+            "max_negative_cosine": max(stats["max_negative_cosine"], -1.0),
             "samples_per_second": speed,
         }
         self.log.metrics(row)
@@ -501,6 +547,12 @@ class Run:
                     f"step {self.step}: {name} holds NaN or infinite numbers; it was not saved. "
                     "Try a lower --lr or --clip-gradient, and --resume from the last state"
                 )
+        for shard in self.trained.head.store.shards:
+            if not np.isfinite(shard.weight.asnumpy()).all():
+                raise DivergedError(
+                    f"step {self.step}: class weights hold NaN or infinite numbers; they were not "
+                    "saved. Try a lower --lr, and --resume from the last state"
+                )
 
     def _save_state(self) -> None:
         self._refuse_nonsense()
@@ -517,11 +569,10 @@ class Run:
         if self._stopped_by:
             self.log.say(f"stopped by signal {self._stopped_by}: saving step {self.step}")
         elif self._verified_at != self.step:
-            self._take_note(self._verify())
+            self._checkpoint()
         self._save_state()
         if self.pipeline.bad_images:
             self.log.say(f"{len(self.pipeline.bad_images)} images could not be decoded")
-        if not self._stopped_by:
-            self.log.say("saving last 0")
-            self._save_model(0)
+        self.log.say("saving last 0")
+        self._save_model(0)
         self.log.draw(at_once=True)

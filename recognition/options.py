@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import importlib
 import importlib.util
+import math
 import os
 from dataclasses import asdict, dataclass, field
 from typing import Any, Mapping
@@ -24,6 +26,7 @@ from dsoftmax.recognition.schedule import MODES
 from dsoftmax.tools.cli import default_threads, image_size, rate
 
 MARGIN_SOFTMAX = "margin_softmax"
+FP16_SCALE = 128.0  # where a configuration says fp16 and no flag says more
 # What a configuration calls the options of a loss, where it is not loss_<option>.
 LOSS_KEYS = {"loss_s": "scale"}
 PARTS = ("config", "default", "network", "dataset", "loss", "generate_config")
@@ -63,7 +66,7 @@ class Settings:
     clip_gradient: float = 0.0
     fp16_scale: float = 0.0
     max_steps: int = 0
-    end_epoch: int = 10000
+    end_epoch: int = 0  # 0: no end
     seed: int = 0
     mirror: bool = True
     color: int = 0
@@ -101,10 +104,11 @@ class Settings:
 
 
 def load_config(path: str | None) -> Any:
-    """Return a user's own configuration, or ours: a module of its own, which parsing may change."""
+    """Return a user's own configuration, or ours, as nobody has changed it yet."""
     if path and not os.path.isfile(path):
         raise FileNotFoundError(f"--config {path}: there is no such file")
-    module = _execute(path or shipped.__file__)
+    importlib.reload(shipped)  # to merge a run's choices changes it, also if a user's imports it
+    module = _execute(path) if path else shipped
     missing = [name for name in PARTS if not hasattr(module, name)]
     if missing:
         raise ValueError(f"--config {path}: it has no {', '.join(missing)}")
@@ -116,8 +120,13 @@ def load_config(path: str | None) -> Any:
 
 def _execute(path: str) -> Any:
     spec = importlib.util.spec_from_file_location("dsoftmax_run_config", path)
+    if spec is None:
+        raise ValueError(f"--config {path}: it is no Python file: its name must end in .py")
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, NameError, TypeError, AttributeError) as error:
+        raise ValueError(f"--config {path}: {error}") from None
     return module
 
 
@@ -198,7 +207,7 @@ def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
     add("--mom", default.mom, "momentum")
     add("--clip-gradient", 0.0, "longest gradient of the network; 0 is any")
     add("--max-steps", int(config.get("max_steps", 0)), "steps to train; 0 is by --end-epoch")
-    add("--end-epoch", default.get("end_epoch", 10000), "epochs to train")
+    add("--end-epoch", 0, "epochs to train; 0 is without end")
     add("--seed", 0, "of everything that is drawn")
     add("--frequent", default.frequent, "steps between lines of the log")
     add("--verbose", default.verbose, "steps between verifications and saved states")
@@ -320,14 +329,24 @@ LEAST = (
     ("mom", 0, False),
     ("clip_gradient", 0, False),
     ("fp16_scale", 0, False),
+    ("emb_size", 1, False),
+    ("num_classes", 1, False),
+    ("chunk", 1, False),
+    ("color", 0, False),
+    ("cutoff", 0, False),
+    ("images_filter", 0, False),
     ("lr", 0, True),
 )
 
 
 def _check_numbers(args: argparse.Namespace) -> None:
+    if args.seed >= 1 << 32:
+        raise ValueError(f"--seed must be below {1 << 32}, not {args.seed}")
     for name, least, is_open in LEAST:
         value = getattr(args, name)
-        if not (value > least if is_open else value >= least):
+        if value is None:
+            continue
+        if not math.isfinite(value) or not (value > least if is_open else value >= least):
             raise ValueError(
                 f"--{name.replace('_', '-')} must be {'above' if is_open else 'at least'} {least}, "
                 f"not {value}"
@@ -381,7 +400,7 @@ def _settings(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
         fc7_lr_mult=config.get("fc7_lr_mult", 1.0),
         fc7_wd_mult=config.get("fc7_wd_mult", 1.0),
         clip_gradient=args.clip_gradient,
-        fp16_scale=args.fp16_scale,
+        fp16_scale=args.fp16_scale or (FP16_SCALE if config.get("fp16") else 0.0),
         max_steps=args.max_steps,
         end_epoch=args.end_epoch,
         seed=args.seed,

@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recognition/experiments.sh
 
-COMMON="--network r50 --dataset emore --data-dir ${DATASETS:-../datasets}/faces_emore --scale 32"
+COMMON="--network r50 --dataset emore --data-dir ${DATASETS:-../datasets}/faces_emore --scale 32 \
+    --lr-steps 100000,160000 --max-steps 180000"
 ORDER=(softmax sphereface arcface dsoftmax-0.5 dsoftmax-0.7 dsoftmax-0.9 dsoftmax-1.0
     dsoftmax_softmax dsoftmax_arcface)
 declare -A FLAGS=(

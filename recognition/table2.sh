@@ -6,7 +6,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recognition/experiments.sh
 
-COMMON="--network r50 --dataset emore --data-dir ${DATASETS:-../datasets}/faces_emore --scale 32"
+COMMON="--network r50 --dataset emore --data-dir ${DATASETS:-../datasets}/faces_emore --scale 32 \
+    --lr-steps 100000,160000 --max-steps 180000"
 ORDER=(b-1 b-4 b-16 b-64 b-256 k-64 rand_softmax rand_arcface hf_softmax)
 declare -A FLAGS=(
     [b-1]="--loss dsoftmax_b --sample-rate 1"

@@ -7,7 +7,8 @@ set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 source recognition/experiments.sh
 
-COMMON="--network r50 --dataset massive --data-dir ${DATASETS:-../datasets}/faces_massive --scale 32"
+COMMON="--network r50 --dataset massive --data-dir ${DATASETS:-../datasets}/faces_massive --scale 32 \
+    --lr-steps 160000,260000 --max-steps 290000"
 ORDER=(softmax rand_softmax hf_softmax dsoftmax_k)
 declare -A FLAGS=(
     [softmax]="--loss nsoftmax --class-parallel --chunk 65536"

@@ -35,6 +35,7 @@ from dsoftmax.tools.measuring import (
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)
 ROWS_PER_DRAW = 20_000
+PAIRS_WRITTEN_AT_ONCE = 100_000
 
 
 def random_directions(count: int, width: int, seed: int) -> np.ndarray:
@@ -114,7 +115,7 @@ class Ijb:
         ids = np.arange(1, count + 1)
         self._templates = templates.Templates(ids, random_directions(count, width, 1))
         self._path = os.path.join(folder, "pairs.txt")
-        part = min(pairs, 100_000)
+        part = min(pairs, PAIRS_WRITTEN_AT_ONCE)
         draw = np.random.default_rng(2)
         table = np.column_stack(
             [draw.integers(1, count + 1, (part, 2)), draw.random(part) < 0.00125]
@@ -230,7 +231,8 @@ def main(argv: list[str] | None = None) -> None:
     made = Apart(MegaFace, *sizes.values())
     report["megaface"] = {**sizes, **measure(made, ["floor", "ours", "loop"], args.rounds)}
     made.stop()
-    sizes = {"pairs": args.pairs, "templates": args.templates, "width": args.width}
+    pairs = max(args.pairs // PAIRS_WRITTEN_AT_ONCE, 1) * min(args.pairs, PAIRS_WRITTEN_AT_ONCE)
+    sizes = {"pairs": pairs, "templates": args.templates, "width": args.width}
     with tempfile.TemporaryDirectory() as folder:
         made = Apart(Ijb, *sizes.values(), folder)
         report["ijb"] = {**sizes, **measure(made, ["ours", "scores", "insightface"], args.rounds)}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import functools
 import json
+import math
 import os
 import sys
 from fractions import Fraction
@@ -54,12 +55,21 @@ def add_json_flag(parser: argparse.ArgumentParser) -> None:
 
 def print_json(found: Any, path: str) -> None:
     """Write what ``--json`` asks for to its file, or to stdout for "-"."""
-    text = json.dumps(found, indent=2) + "\n"
+    text = json.dumps(_finite(found), indent=2, allow_nan=False) + "\n"
     if path == "-":
         sys.stdout.write(text)
         return
     with AtomicFile(path, "w") as file:
         file.write(text)
+
+
+def _finite(found: Any) -> Any:
+    """Put null in the place of NaN and infinity, which JSON does not know."""
+    if isinstance(found, dict):
+        return {key: _finite(value) for key, value in found.items()}
+    if isinstance(found, (list, tuple)):
+        return [_finite(value) for value in found]
+    return None if isinstance(found, float) and not math.isfinite(found) else found
 
 
 def default_threads() -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import platform
+import sys
 from pathlib import Path
 from typing import Any, Callable
 
@@ -28,7 +29,9 @@ def forget_peak() -> None:
 
 
 def available_bytes() -> int:
-    """Return the memory that is free for use."""
+    """Return the memory that is free for use; where the system does not tell, any amount."""
+    if not os.path.exists("/proc/meminfo"):
+        return sys.maxsize
     return _kilobytes("/proc/meminfo", "MemAvailable")
 
 

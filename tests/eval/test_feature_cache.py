@@ -49,7 +49,24 @@ def never(*_):
 
 def test_once_is_enough(tmp_path):
     check(features(tmp_path))
-    check(features(tmp_path, make=never, load=never))
+    loaded = []
+
+    def load(number):
+        loaded.append(number)
+        return picture(number)
+
+    check(features(tmp_path, make=never, load=load))
+    assert loaded == [5]  # to see whether it can be read by now
+
+
+def test_what_can_be_read_later_is(tmp_path):
+    check(features(tmp_path))
+    check(features(tmp_path, make=never))  # still broken: no model is needed to see that
+    found = features(tmp_path, load=lambda number: np.full((*SIZE, 3), number, np.uint8))
+    assert found.unreadable == []
+    np.testing.assert_array_equal(found.views[5], [[5, 25, 1]] * 2)
+    again = features(tmp_path, make=never, load=never)
+    np.testing.assert_array_equal(again.views, found.views)
 
 
 def test_another_model_has_its_own(tmp_path):

@@ -112,6 +112,15 @@ def test_another_model_is_refused_the_folder(run, symbol_model):
     assert run("--model", f"{symbol_model('two')},0", "--algo", "two")[0] == 0
 
 
+def test_features_of_nobody_knows_whom(run, symbol_model, tmp_path, pictures):
+    path = tmp_path / "feature_out" / "megaface" / f"{next(iter(pictures['megaface']))}_x.bin"
+    path.parent.mkdir(parents=True)
+    megaface_features.write_feature(str(path), np.ones(16))
+    code, _, err = run("--model", f"{symbol_model()},0", "--algo", "x")
+    assert code == 2
+    assert "nothing says of which model" in err
+
+
 def test_two_networks_side_by_side(run, symbol_model, pictures):
     one, two = symbol_model("one", width=4), symbol_model("two", width=3)
     assert run("--model", f"{one},0|{two},0", "--algo", "both")[0] == 0
@@ -123,10 +132,8 @@ def test_two_networks_side_by_side(run, symbol_model, pictures):
     )
     assert both.shape[1] == 7
     np.testing.assert_allclose(np.linalg.norm(both, axis=1), 1, rtol=1e-5)
-    # Mirror images are joined before they are summed, so directions agree but for their lengths.
-    for part, single in ((both[:, :4], first), (both[:, 4:], second)):
-        cosine = (part * single).sum(axis=1) / np.linalg.norm(part, axis=1)
-        assert cosine.min() > 0.9
+    # Each network's features of length 1, side by side, brought to length 1 together.
+    np.testing.assert_allclose(both, np.hstack([first, second]) / np.sqrt(2), atol=1e-4)
 
 
 class TestNoise:
@@ -166,6 +173,22 @@ class TestNoise:
         assert one["distractors"] == other["distractors"]
         assert one["cmc"] == other["cmc"]
         assert max(map(int, one["distractors"])) == STRANGERS - 3
+
+    @pytest.mark.parametrize(
+        ("name", "image", "expected"),
+        [
+            ("1/22@N0/33_0.jpg", "1/22@N0/33_0.jpg", True),
+            ("1/22@N0/33_0.jpg", "data/1/22@N0/33_0.jpg", True),
+            ("data/1/22@N0/33_0.jpg", "1/22@N0/33_0.jpg", True),
+            ("Ann_7.png", "Ann/Ann_7.png", True),
+            ("1/22@N0/33_0.jpg", "1/23@N0/33_0.jpg", False),
+            ("Ann_7.png", "Ann/Ann_77.png", False),
+        ],
+    )
+    def test_forms_of_names(self, name, image, expected, tmp_path):
+        (tmp_path / "noises").write_text(f"# cite\n\n3\t{name}\n")
+        noises = megaface_features.read_noises(tmp_path / "noises")
+        assert megaface_features.is_noisy([image], noises).tolist() == [expected]
 
     def test_a_person_without_a_sound_image(self, run, symbol_model, tmp_path):
         (tmp_path / "fn.txt").write_text("\n".join(f"person_1/photo_{n}.png" for n in range(3)))

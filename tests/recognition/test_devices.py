@@ -23,6 +23,7 @@ def test_flags(flag, expected):
         (None, [mx.cpu(0)]),
         ("", [mx.cpu(0)]),
         (" ", [mx.cpu(0)]),
+        ("-1", [mx.cpu(0)]),
         ("3", [mx.gpu(0)]),
         ("2,5,7", [mx.gpu(0), mx.gpu(1), mx.gpu(2)]),
     ],

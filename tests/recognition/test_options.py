@@ -5,7 +5,6 @@ import textwrap
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.options import build_parser, parse
 
 
@@ -32,7 +31,6 @@ def test_parsing_twice_is_parsing_once():
     first = parse(["--loss", "cosface", "--network", "y2"])
     parse(["--loss", "dsoftmax_k", "--network", "r50"])
     assert parse(["--loss", "cosface", "--network", "y2"]) == first
-    assert "network" not in shipped.config
 
 
 @pytest.mark.parametrize("name", losses.names())
@@ -83,6 +81,9 @@ def test_a_folder_of_one_s_own():
         (["--network", "r51"], "there is no 'r51', did you mean"),
         (["--loss", "arcfase"], "there is no 'arcfase', did you mean arcface"),
         (["--dataset", "emor"], r"did you mean emore.*\(or give --data-dir\)"),
+        (["--seed", str(1 << 40)], "--seed must be below"),
+        (["--lr", "inf"], "--lr must be above 0, not inf"),
+        (["--emb-size", "0"], "--emb-size must be at least 1"),
         (["--config", "nowhere.py"], "--config nowhere.py: there is no such file"),
     ],
 )
@@ -153,6 +154,14 @@ class TestOwnConfig:
         assert found.network_options["output"] == "G"
         assert parse(["--config", path, "--network", "r50", "--lr", "1"]).lr == 1
 
+    def test_one_that_builds_on_ours(self, tmp_path):
+        (tmp_path / "config.py").write_text(
+            "from dsoftmax.recognition.config import *\nconfig.emb_size = 64\ndefault.lr = 0.2\n"
+        )
+        found = parse(["--config", str(tmp_path / "config.py"), "--loss", "cosface"])
+        assert (found.embedding_size, found.lr) == (64, 0.2)
+        assert (parse([]).embedding_size, parse([]).lr) == (512, 0.1)
+
     def test_our_losses_are_beside_it(self, path):
         found = parse(["--config", path, "--network", "r50", "--loss", "dsoftmax"])
         assert found.loss_options == {"preset": "dsoftmax", "scale": 32, "d": 0.9}
@@ -160,6 +169,14 @@ class TestOwnConfig:
     def test_a_network_by_another_name(self, path):
         found = parse(["--config", path])
         assert (found.network, found.architecture) == ("big", "r50")
+
+    @pytest.mark.parametrize(
+        ("name", "text"), [("a.py", "config = ("), ("a.txt", ""), ("b.py", "x")]
+    )
+    def test_files_that_are_no_configuration(self, tmp_path, name, text):
+        (tmp_path / name).write_text(text)
+        with pytest.raises(ValueError, match=f"--config .*{name}: "):
+            parse(["--config", str(tmp_path / name)])
 
     def test_what_it_lacks_is_named(self, tmp_path):
         (tmp_path / "config.py").write_text("config = {}\n")

@@ -69,8 +69,12 @@ def folder_of(flags):
     return Path(parse(flags).folder)
 
 
+def states_of(flags):
+    return checkpoint.list_states(str(folder_of(flags) / "states"))
+
+
 def newest(flags):
-    return Path(checkpoint.list_states(str(folder_of(flags) / "states"))[0])
+    return Path(states_of(flags)[0])
 
 
 def assert_same_state(one, other, atol=0.0):
@@ -224,6 +228,32 @@ class TestResume:
         assert train.main(made) == 2
         assert "go on with it by --resume" in capsys.readouterr().err
 
+    def test_other_settings_are_told(self, flags, capsys):
+        assert train.main(flags(max_steps=2)) == 0
+        assert train.main([*flags(max_steps=3, lr=0.05, keep=4), "--resume"]) == 0
+        out = capsys.readouterr().out
+        assert "resumed with lr 0.05, was 0.1" in out
+        assert "resumed with keep 4, was 2" in out
+        assert "resumed with wd" not in out
+
+    def test_a_damaged_last_state_is_made_anew(self, flags):
+        made = flags(max_steps=8)
+        assert train.main(made) == 0
+        expected = np.load(newest(made) / "classes.npy")
+        with open(newest(made) / "classes.npy", "ab") as file:
+            file.truncate(100)
+        assert train.main([*made, "--resume"]) == 0
+        assert newest(made).name == "state-00000008"
+        np.testing.assert_array_equal(np.load(newest(made) / "classes.npy"), expected)
+
+    def test_a_left_over_of_a_process_with_the_same_number(self, flags):
+        made = flags(max_steps=4)
+        part = folder_of(made) / "states" / f"state-00000004.{os.getpid()}.part"
+        part.mkdir(parents=True)
+        (part / "backbone.params").write_bytes(b"half")
+        assert train.main(made) == 0
+        assert os.listdir(folder_of(made) / "states") == ["state-00000004"]
+
     def test_nothing_to_resume(self, flags, capsys):
         assert train.main([*flags(max_steps=2), "--resume"]) == 0
         assert "there is no saved state to resume from" in capsys.readouterr().out
@@ -333,6 +363,14 @@ class TestCheckpoints:
         assert facts["best"] == {"val": 0.7}
         assert facts["verifications"] == 5
 
+    def test_the_best_may_be_the_last(self, flags, scores):
+        scores(0.6, 0.9)
+        made = flags(verbose=4, max_steps=6, ckpt=3)
+        assert train.main(made) == 0
+        one, last = (mx.nd.load(f"{parse(made).prefix}-{n:04d}.params") for n in (1, 0))
+        for key in last:
+            np.testing.assert_array_equal(one[key].asnumpy(), last[key].asnumpy())
+
     def test_without_packs_the_newest_is_kept(self, flags):
         made = flags(target="none", ckpt=3, verbose=4, max_steps=7)
         run = loop.Run(parse(made))
@@ -381,6 +419,10 @@ class TestDivergence:
         parameter = next(iter(run._network.collect_params().values()))
         parameter.set_data(parameter.data() * np.nan)
         with pytest.raises(loop.DivergedError, match="holds NaN"):
+            run._save_state()
+        parameter.set_data(mx.nd.zeros(parameter.shape))
+        run.trained.head.store.shards[0].weight[2] = np.inf
+        with pytest.raises(loop.DivergedError, match="class weights hold NaN"):
             run._save_state()
         assert not (folder_of(made) / "states").exists()
 
@@ -431,8 +473,8 @@ class TestBeginning:
         saved = mx.nd.load(f"{prefix}-0000.params")
         for name, array in mx.nd.load(f"{parse(made).prefix}-0000.params").items():
             np.testing.assert_array_equal(array.asnumpy(), saved[name].asnumpy())
-        rows = read_table(folder_of(made) / "metrics.csv")
-        assert float(rows[-1]["loss"]) < float(rows[0]["loss"])
+        first, last = (np.load(Path(path) / "classes.npy") for path in states_of(made)[::-1])
+        assert np.abs(first - last).max() > 1e-3
 
     def test_classes_begin_as_means(self, flags, faces):
         run = loop.Run(parse(flags(init_classes="mean")))
@@ -504,7 +546,8 @@ class TestRefused:
             ({"per_batch_size": 100}, "43 images are fewer than one batch of 100"),
             ({"loss": "dsoftmax", "store": "host"}, "store='host'"),
             ({"sync_bn": True, "devices": "cpu:2"}, "--sync-bn is for GPUs"),
-            ({"lr_schedule": "cosine", "max_steps": 0, "end_epoch": 0}, "needs an end"),
+            ({"fp16_scale": 128}, "--fp16-scale is for GPUs"),
+            ({"lr_schedule": "cosine", "max_steps": 0}, "needs an end"),
         ],
     )
     def test_before_the_first_step(self, flags, capsys, changes, message):
@@ -531,6 +574,33 @@ class TestRefused:
         (faces / "val.bin").write_bytes(b"no pickle")
         assert train.main(flags()) == 2
         assert "val.bin: not a readable pickle" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("pairs", [1, 3])
+    def test_a_pack_that_would_fail_later(self, flags, faces, jpeg, capsys, pairs):
+        images = [jpeg() for _ in range(2 * pairs)]
+        if pairs > 1:
+            images[5] = images[5][:-200]
+        write_pack(faces / "val.bin", images, [True] * pairs)
+        assert train.main(flags()) == 2
+        assert ("one pair is too few" if pairs == 1 else "cut off") in capsys.readouterr().err
+
+    def test_models_of_others_are_not_overwritten(self, flags, capsys):
+        folder = folder_of(flags())
+        folder.mkdir(parents=True)
+        (folder / "model-0001.params").write_bytes(b"precious")
+        for more in ([], ["--resume"]):
+            assert train.main([*flags(), *more]) == 2
+            assert "holds models" in capsys.readouterr().err
+        assert (folder / "model-0001.params").read_bytes() == b"precious"
+
+    def test_what_is_refused_leaves_no_trace(self, flags, capsys):
+        assert train.main(flags(pretrained="nothing,1")) == 2
+        assert not folder_of(flags()).exists()
+        made = flags(max_steps=2)
+        assert train.main(made) == 0
+        before = (folder_of(made) / "config.json").read_bytes()
+        assert train.main([*flags(max_steps=4, emb_size=9, lr=7), "--resume"]) == 2
+        assert (folder_of(made) / "config.json").read_bytes() == before
 
     def test_an_empty_folder(self, flags, tmp_path, capsys):
         (tmp_path / "empty").mkdir()

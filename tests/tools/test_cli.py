@@ -1,12 +1,13 @@
 import argparse
 import importlib
+import json
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from dsoftmax.tools.cli import command, image_size, some_of
+from dsoftmax.tools.cli import command, image_size, print_json, rate, some_of
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 COMMANDS = sorted(
@@ -65,6 +66,22 @@ def test_image_size(text, size):
 def test_bad_image_size(text):
     with pytest.raises(argparse.ArgumentTypeError, match="height,width like 112,112"):
         image_size(text)
+
+
+def test_json_has_no_nan(capsys):
+    print_json({"a": [float("nan"), 1.5], "b": (float("inf"), "x")}, "-")
+    assert json.loads(capsys.readouterr().out) == {"a": [None, 1.5], "b": [None, "x"]}
+
+
+@pytest.mark.parametrize(("text", "value"), [("1/64", 1 / 64), ("0.5", 0.5), ("1", 1)])
+def test_rate(text, value):
+    assert rate(text) == value
+
+
+@pytest.mark.parametrize("text", ["0", "2", "-1/2", "1/0", "x"])
+def test_bad_rate(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="1/64"):
+        rate(text)
 
 
 def test_some_of():
