@@ -20,6 +20,7 @@ from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from dsoftmax.eval.metrics import normalized
 from dsoftmax.recognition.data.records import Records, RecordWriter
 from dsoftmax.recognition.files import AtomicFile
 from dsoftmax.recognition.progress import progress
@@ -57,15 +58,8 @@ def identity_centres(labels: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
         rows = slice(start, start + ROWS_PER_BLOCK)
         present, first_row = np.unique(identity_of_image[rows], return_index=True)
         # An identity may go on in the next block, hence the sum of sums.
-        centres[present] += np.add.reduceat(normalise(embeddings[order[rows]]), first_row)
-    return normalise(centres)
-
-
-def normalise(vectors: np.ndarray) -> np.ndarray:
-    """Scale rows to length 1; a row of zeros stays one."""
-    vectors = np.asarray(vectors, np.float32)
-    length = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return vectors / np.maximum(length, 1e-12)
+        centres[present] += np.add.reduceat(normalized(embeddings[order[rows]]), first_row)
+    return normalized(centres)
 
 
 def nearest(queries: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -127,7 +121,7 @@ def select_identities(
         if embeddings is not None:
             centres = identity_centres(records.labels, embeddings[number])
             if excluded is not None:
-                row, cosine = nearest(centres, normalise(excluded))
+                row, cosine = nearest(centres, normalized(excluded))
                 people = [f"excluded row {other}" for other in row]
                 found = _mark(found, people, cosine, exclude_overlap)
             if kept_names:

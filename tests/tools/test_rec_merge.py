@@ -4,9 +4,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from dsoftmax.eval.metrics import normalized
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.tools import rec_merge
-from dsoftmax.tools.rec_merge import identity_centres, nearest, normalise
+from dsoftmax.tools.rec_merge import identity_centres, nearest
 
 
 def contents(records):
@@ -48,11 +49,11 @@ def test_labels_are_rebased(dataset, run, capsys):
 def test_overlapping_identities_are_left_out(dataset, run, tmp_path, rng):
     first, images = dataset(counts=(2, 3, 2), name="first")
     second, others = dataset(counts=(3, 1, 2), name="second")
-    people = normalise(rng.normal(size=(5, 64)))
+    people = normalized(rng.normal(size=(5, 64)))
 
     def embed(path, labels, person_by_label):
         rows = people[[person_by_label[label] for label in labels]]
-        rows = rows + 0.3 * normalise(rng.normal(size=rows.shape))
+        rows = rows + 0.3 * normalized(rng.normal(size=rows.shape))
         np.save(path, 7 * rows)  # their length does not matter
 
     embed(tmp_path / "first.npy", [label for label, _ in images], [0, 1, 2])
@@ -85,7 +86,7 @@ def test_centres_and_nearest_against_a_plain_loop(rng, monkeypatch):
         vectors = [v / np.linalg.norm(v) for v in embeddings[labels == label]]
         mean = np.mean(vectors, axis=0)
         np.testing.assert_allclose(centres[row], mean / np.linalg.norm(mean), atol=1e-5)
-    queries = normalise(rng.normal(size=(20, 8)))
+    queries = normalized(rng.normal(size=(20, 8)))
     index, cosine = nearest(queries, centres)
     for query, found, value in zip(queries, index, cosine):
         all_cosines = [query @ centre for centre in centres]
