@@ -14,7 +14,7 @@ import numpy as np
 from mxnet.gluon import nn
 from mxnet.gluon.block import HybridBlock
 
-ACTIVATIONS = ("prelu", "relu")
+ACTIVATIONS = ("prelu", "relu", "sigmoid", "softrelu", "softsign", "tanh")  # as insightface's
 _sync_keys = itertools.count()
 
 

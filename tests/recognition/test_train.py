@@ -192,13 +192,30 @@ class TestResume:
             a, b = (read_table(folder_of(made) / name) for made in (whole, part))
             assert a == b
 
-    def test_class_weights_on_another_number_of_devices(self, flags):
-        both = {"devices": "cpu:2", "per_batch_size": 8, "lr": 0.0005, "target": "none"}
+    def test_class_weights_on_another_number_of_devices(self, flags, tmp_path):
+        """A whole trajectory, where training does not multiply the rounding of its first steps."""
+        smooth = tmp_path / "smooth.py"
+        smooth.write_text(
+            "from dsoftmax.recognition.config import *\nnetwork.tiny.net_act = 'softrelu'\n"
+        )
+        calm = {"lr": 2e-4, "warmup_steps": 24, "emb_size": 128, "config": smooth}
+        both = {"devices": "cpu:2", "target": "none", **calm}
         whole = flags("whole", class_parallel=0, **both)
         assert train.main(whole) == 0
         part = flags("part", class_parallel=1, **both)
         stop_after(5, part)
         other = flags("part", class_parallel=0, **both)
+        assert train.main([*other, "--resume"]) == 0
+        assert_same_state(newest(whole), newest(part), atol=1e-5)
+
+    def test_the_next_step_on_another_number_of_devices(self, flags):
+        """Whatever the learning rate: the state is taken up exactly."""
+        both = {"devices": "cpu:2", "target": "none", "emb_size": 128}
+        whole = flags("whole", class_parallel=1, max_steps=6, **both)
+        assert train.main(whole) == 0
+        part = flags("part", class_parallel=1, max_steps=5, **both)
+        assert train.main(part) == 0
+        other = flags("part", class_parallel=0, max_steps=6, **both)
         assert train.main([*other, "--resume"]) == 0
         assert_same_state(newest(whole), newest(part), atol=1e-5)
 
