@@ -42,7 +42,7 @@ def our_step(
     context = usable_contexts()[:1]
     network.initialize(networks.initializer(network.name), ctx=context)
     network(nd.array(images[:1], ctx=context[0], dtype="uint8"))
-    network.hybridize(static_alloc=True, static_shape=True)
+    network.hybridize_for(context[0].device_type)
     backbone = Backbone(network, context, SGD)
     head = losses.create("nsoftmax", classes, network.embedding_size, ctx=context, scale=SCALE)
     head.initialize()

@@ -45,7 +45,12 @@ def to_symbol(network: Network) -> mx.sym.Symbol:
         return mx.sym.identity(twin(mx.sym.var(INPUT)), name=EMBEDDING)
 
 
-def save_model(network: Network, prefix: str, epoch: int) -> None:
+def save_model(
+    network: Network,
+    prefix: str,
+    epoch: int,
+    parameters: dict[str, mx.nd.NDArray] | None = None,
+) -> None:
     """Save a network that ran at least once, its graph and its parameters in float32.
 
     Moving averages, which devices may have their own of, are saved as their means.
@@ -57,12 +62,15 @@ def save_model(network: Network, prefix: str, epoch: int) -> None:
         Path and beginning of the names of both files.
     epoch : int
         In the name of the file of parameters.
+    parameters : dict of str to NDArray, optional
+        What to save instead of the network's own: copies of a parameter on other devices are
+        named ``name@1``, ….
     """
     symbol = to_symbol(network)
     auxiliary = set(symbol.list_auxiliary_states())
     arrays = {}
-    for name, parameter in network.collect_params().items():
-        copies = [copy.as_in_context(mx.cpu()).astype("float32") for copy in parameter.list_data()]
+    for name, copies in _copies_of(network, parameters).items():
+        copies = [copy.as_in_context(mx.cpu()).astype("float32") for copy in copies]
         if name in auxiliary:
             arrays[f"aux:{name}"] = mx.nd.add_n(*copies) / len(copies)
         else:
@@ -72,6 +80,17 @@ def save_model(network: Network, prefix: str, epoch: int) -> None:
     # nd.save takes a name, not a stream: give it the temporary one.
     with AtomicFile(f"{prefix}-{epoch:04d}.params") as file:
         mx.nd.save(file.name, arrays)
+
+
+def _copies_of(
+    network: Network, parameters: dict[str, mx.nd.NDArray] | None
+) -> dict[str, list[mx.nd.NDArray]]:
+    if parameters is None:
+        return {name: found.list_data() for name, found in network.collect_params().items()}
+    copies: dict[str, list[mx.nd.NDArray]] = {}
+    for name, array in parameters.items():
+        copies.setdefault(name.partition("@")[0], []).append(array)
+    return copies
 
 
 def load_parameters(

@@ -8,6 +8,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.layers import PReLU
+
 
 class Network(HybridBlock):
     """Maps pixels of 0 to 255, RGB, to embeddings.
@@ -43,10 +45,21 @@ class Network(HybridBlock):
         super().cast(dtype)
         self._dtype = np.dtype(dtype).name
 
+    def hybridize_for(self, device_type: str) -> None:
+        """Compile a network that ran once, for a type of devices: "cpu" or "gpu"."""
+        self.apply(lambda block: _choose_operators(block, device_type))
+        # Memory is planned once for a shape: fresh memory is slow on CPUs.
+        self.hybridize(static_alloc=True, static_shape=True)
+
     def hybrid_forward(self, F, data):
         """Map (B, 3, H, W) images, uint8 or of any float type, to (B, D) float32."""
         pixels = F.cast(data, dtype=self._dtype)
         return F.cast(self.head(self.features(pixels)), dtype="float32")
+
+
+def _choose_operators(block: HybridBlock, device_type: str) -> None:
+    if isinstance(block, PReLU):
+        block.is_composed = device_type == "cpu"
 
 
 def feature_shape(features: HybridBlock, image_size: tuple[int, int]) -> tuple[int, ...]:

@@ -11,7 +11,7 @@ import pytest
 from mxnet import autograd, gluon
 
 from dsoftmax.recognition import networks
-from dsoftmax.recognition.networks.layers import BatchNorm
+from dsoftmax.recognition.networks.layers import BatchNorm, PReLU
 
 SMALL = {"multiplier": 0.125, "units_per_stage": (1, 1, 1, 1), "image_size": (32, 32)}
 BATCH_NORM = ("gamma", "beta", "moving_mean", "moving_var")
@@ -126,11 +126,44 @@ def test_forms_of_running_agree(name, images, initialized):
     plain = network(as_pixels(pixels)).asnumpy()
     assert plain.dtype == np.float32
     assert plain.std() > 1e-3
-    network.hybridize(static_alloc=True, static_shape=True)
+    network.hybridize_for("cpu")
     tolerance = {"rtol": 1e-3, "atol": 1e-3}
     np.testing.assert_allclose(network(as_pixels(pixels)).asnumpy(), plain, **tolerance)
     as_floats = network(as_pixels(pixels, "float32")).asnumpy()
     np.testing.assert_allclose(as_floats, plain, **tolerance)
+
+
+def test_prelu_composed_is_mxnets_own(rng):
+    layer = PReLU("relu0")
+    layer.initialize()
+    data = mx.nd.array(rng.normal(size=(4, 6, 5, 7)))
+    data[0, 0, 0, 0] = 0
+    data.attach_grad()
+    to_output = mx.nd.array(rng.normal(size=data.shape))
+    found = {}
+    for is_composed in (False, True):
+        layer.is_composed = is_composed
+        with autograd.record():
+            output = layer(data)
+        if not is_composed:
+            layer.gamma.set_data(mx.nd.array(rng.normal(size=6)))  # also negative, also above 1
+            with autograd.record():
+                output = layer(data)
+        output.backward(to_output)
+        found[is_composed] = output, data.grad.copy(), layer.gamma.grad().copy()
+    for own, composed in zip(found[False], found[True]):
+        np.testing.assert_allclose(composed.asnumpy(), own.asnumpy(), rtol=1e-5, atol=1e-6)
+
+
+def test_a_compiled_network_is_saved_with_mxnets_prelu(images, initialized):
+    network = initialized("y1", image_size=(32, 32), multiplier=0.5)
+    network(as_pixels(images()))
+    network.hybridize_for("cpu")
+    network(as_pixels(images()))
+    operators = [node["op"] for node in json.loads(networks.to_symbol(network).tojson())["nodes"]]
+    assert operators.count("LeakyReLU") == sum(
+        name.endswith("relu_gamma") for name in network.collect_params()
+    )
 
 
 def test_cast_changes_what_is_computed_in(images, initialized):
@@ -169,8 +202,9 @@ def test_every_learnt_parameter_has_a_gradient(name, images, initialized, rng):
 def test_training_lowers_a_loss(images):
     network = networks.create("tiny")
     network.initialize(networks.initializer("tiny"))
-    network.hybridize(static_alloc=True, static_shape=True)
     pixels, labels = as_pixels(images(16)), mx.nd.arange(16)
+    network(pixels)
+    network.hybridize_for("cpu")
     classes = mx.nd.random.normal(scale=0.1, shape=(16, 128))
     cross_entropy = gluon.loss.SoftmaxCrossEntropyLoss()
     settings = {"learning_rate": 0.1, "momentum": 0.9}
