@@ -13,7 +13,6 @@ from dsoftmax.losses.kernels import (
     Workspace,
     from_numpy,
     inverse_norm,
-    take_rows,
 )
 from dsoftmax.losses.samplers import Draw, RandomClasses, draw_others, generator
 from dsoftmax.losses.stores import ClassStore
@@ -173,7 +172,7 @@ class Forest:
     def _compare(self, embeddings: np.ndarray, candidates: list[np.ndarray]) -> list[np.ndarray]:
         """Return the similarities of normalised samples (B, D) to the candidates of each."""
         sizes = [len(classes) for classes in candidates]
-        classes, similarity = np.concatenate(candidates), np.empty(sum(sizes), np.float32)
+        classes, similarity = np.concatenate(candidates), np.zeros(sum(sizes), np.float32)
         sample = np.repeat(np.arange(len(sizes)), sizes)
         pending = []
         for start in range(0, len(classes), COMPARED_AT_ONCE):
@@ -183,7 +182,7 @@ class Forest:
                 owned = start + np.flatnonzero(shard.owned(classes[start:stop]))
                 if len(owned):
                     rows = workspace.get("rows", len(owned), embeddings.shape[1])
-                    take_rows(shard.weight, classes[owned] - shard.start, rows)
+                    shard.take(classes[owned] - shard.start, rows)
                     # One product for some samples costs less than one for each.
                     vectors = from_numpy(embeddings[first : last + 1], shard.home, "float32")
                     products = nd.FullyConnected(
@@ -192,6 +191,7 @@ class Forest:
                     pending.append((owned, sample[owned] - first, products))
         for owned, column, products in pending:  # only now wait for MXNet
             similarity[owned] = products.asnumpy()[np.arange(len(owned)), column]
+        similarity = self._store.group.sum_numpy("similarities", similarity)
         if self._normalize:
             similarity *= self.state["inverse_norms"][classes]
         return np.split(similarity, np.cumsum(sizes)[:-1])
@@ -213,25 +213,25 @@ def _normalized(vectors: np.ndarray) -> np.ndarray:
 
 def _directions_of(store: ClassStore, classes: np.ndarray) -> np.ndarray:
     """Return the normalised weights of some classes, (n, D)."""
-    rows = np.empty((len(classes), store.shape[1]), np.float32)
+    rows = np.zeros((len(classes), store.shape[1]), np.float32)
     for shard in store.shards:
         owned = shard.owned(classes)
         if owned.any():
-            rows[owned] = take_rows(shard.weight, classes[owned] - shard.start).asnumpy()
-    return _normalized(rows)
+            rows[owned] = shard.take(classes[owned] - shard.start).asnumpy()
+    return _normalized(store.group.sum_numpy("directions", rows))
 
 
 def _project(
     store: ClassStore, directions: np.ndarray, thresholds: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the sides of all classes, (K, 32) uint8, and their inverse norms, (K,)."""
-    sides = np.empty((store.shape[0], PLANES // 8), np.uint8)
-    inverse_norms = np.empty(store.shape[0], np.float32)
+    sides = np.zeros((store.shape[0], PLANES // 8), np.uint8)
+    inverse_norms = np.zeros(store.shape[0], np.float32)
     for shard in store.shards:
         workspace = Workspace(shard.home)
         normals = nd.array(directions, ctx=shard.home)
         for start in range(0, len(shard), PROJECTED_AT_ONCE):
-            weight = shard.weight[start : start + PROJECTED_AT_ONCE]
+            weight = shard.block(start, min(start + PROJECTED_AT_ONCE, len(shard)))
             inverse = inverse_norm(weight, workspace.get("scratch", *weight.shape))
             projections = nd.FullyConnected(
                 weight,
@@ -244,7 +244,8 @@ def _project(
             block = slice(shard.start + start, shard.start + start + len(weight))
             sides[block] = np.packbits(projections.asnumpy() > thresholds, axis=1)
             inverse_norms[block] = inverse.asnumpy()[:, 0]
-    return sides, inverse_norms
+    group = store.group
+    return group.sum_numpy("sides", sides), group.sum_numpy("inverse norms", inverse_norms)
 
 
 def _leaves(sides: np.ndarray, planes: np.ndarray) -> np.ndarray:

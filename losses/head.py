@@ -10,6 +10,7 @@ from mxnet.gluon import Block
 from dsoftmax.losses.criteria import Batch, Criterion
 from dsoftmax.losses.kernels import Workspace
 from dsoftmax.losses.samplers import AllClasses
+from dsoftmax.losses.servers import ServerStore, ServerTrainer
 from dsoftmax.losses.similarities import Similarities
 from dsoftmax.losses.stores import ClassStore
 from dsoftmax.losses.trainer import HeadTrainer, StaleGradientError
@@ -27,7 +28,8 @@ class Head(Block):
     sampler : AllClasses or one of its kind
         Chooses the negatives of n.
     store : ClassStore
-        Holds the class weights.
+        Holds the class weights. Where several processes share them, each must be given the
+        embeddings and labels of the whole batch, and gets the loss of all of it.
     normalize : bool
         Cosines, or plain inner products.
     chunk : int, optional
@@ -94,23 +96,28 @@ class Head(Block):
 
     def trainer(self, optimizer="sgd", optimizer_params: dict | None = None) -> HeadTrainer:
         """Return what updates the class weights, with the methods of a ``gluon.Trainer``."""
-        return HeadTrainer(self, optimizer, optimizer_params or {})
+        kind = ServerTrainer if isinstance(self.store, ServerStore) else HeadTrainer
+        return kind(self, optimizer, optimizer_params or {})
 
     def class_weights(self) -> np.ndarray:
         """Return all class weights, numpy (K, D), however they are split."""
         return self.store.read()
 
     def load_class_weights(self, array) -> None:
-        """Set all class weights from an array (K, D); gradients of the old ones are dropped."""
-        array = array.asnumpy() if isinstance(array, nd.NDArray) else np.asarray(array)
-        if array.shape != self.store.shape:
-            raise ValueError(
-                f"the head has class weights of shape {self.store.shape}, not {array.shape}"
-            )
-        if not np.isfinite(array).all():
-            raise ValueError("some of the class weights are NaN or infinite")
+        """Set all class weights from an array (K, D); gradients of the old ones are dropped.
+
+        Of several processes the first one's array counts; the others may give None.
+        """
+        if self.store.group.is_first:
+            array = array.asnumpy() if isinstance(array, nd.NDArray) else np.asarray(array)
+            if array.shape != self.store.shape:
+                raise ValueError(
+                    f"the head has class weights of shape {self.store.shape}, not {array.shape}"
+                )
+            if not np.isfinite(array).all():
+                raise ValueError("some of the class weights are NaN or infinite")
         self._drop_gradients()
-        self.store.write(0, array.astype(np.float32, copy=False))
+        self.store.fill(array)
         self._is_initialized = True
 
     def forward(self, embeddings, labels, sample_weight=None):

@@ -11,8 +11,10 @@ import mxnet as mx
 
 from dsoftmax.losses import criteria
 from dsoftmax.losses.forest import ForestClasses
+from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.head import Head
 from dsoftmax.losses.samplers import AllClasses, RandomClasses, RandomRows
+from dsoftmax.losses.servers import ServerGroup, ServerStore
 from dsoftmax.losses.stores import ClassStore
 
 # The options of each choice of negatives, and their defaults.
@@ -22,7 +24,7 @@ NEGATIVES = {
     "rows": {"sample_rate": 1 / 64, "mean_over_rows": False},
     "forest": {"sample_rate": 1 / 64, "correction": None, "trees": 50, "rebuild_every": 100},
 }
-STORES = ("device", "host")
+STORES = ("device", "host", "server")
 DEFAULT_SCALE = 64  # insightface's
 PAPER = {"scale": 32}
 
@@ -69,6 +71,7 @@ def create(
     chunk: int | None = None,
     seed: int = 0,
     negatives: str | None = None,
+    group: Group = ALONE,
     **options,
 ) -> Head:
     """Make a head by its name.
@@ -81,9 +84,9 @@ def create(
         K and D.
     ctx : mx.Context or list of them
         Where the class weights are computed with: one device, or several that share them.
-    store : {"device", "host"}
-        Where they are stored; in the host's memory only with sampled classes, of which the step's
-        rows are then copied to the devices.
+    store : {"device", "host", "server"}
+        Where they are stored. In the host's memory or on parameter servers only with sampled
+        classes, of which the step's rows are then copied to the devices.
     chunk : int, optional
         Classes at a time when n is computed: less memory, one more matrix product.
     seed : int
@@ -91,6 +94,8 @@ def create(
     negatives : {"all", "classes", "rows", "forest"}, optional
         Another choice of negatives than the preset's. A `sample_rate` for a preset of all classes
         is one of classes.
+    group : Group
+        The processes that share the classes, each with as many devices; by default this one.
     **options
         ``scale``; of the criterion, as ``d`` or ``m1, m2, m3``; of the negatives: ``sample_rate``;
         for classes ``correction`` (None or "logq"); for rows ``mean_over_rows``; for a forest
@@ -120,10 +125,13 @@ def create(
             f"{', '.join(sorted(legal))} and ctx, store, chunk, seed, negatives"
         )
     chosen = {**legal, **options}
-    _check_shared(num_classes, embedding_size, chunk, seed, store, negatives)
+    _check_shared(num_classes, embedding_size, chunk, seed, store, negatives, group)
     contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.current_context()])
     criterion = preset.criterion(**{key: chosen[key] for key in own})
-    weights = ClassStore(num_classes, embedding_size, contexts, on_host=store == "host")
+    if store == "server":
+        weights = ServerStore(num_classes, embedding_size, contexts, group)
+    else:
+        weights = ClassStore(num_classes, embedding_size, contexts, store == "host", group)
     return Head(
         criterion,
         _make_sampler(negatives, chosen, weights, criterion.dissected, seed),
@@ -179,7 +187,7 @@ def _make_sampler(
     )
 
 
-def _check_shared(num_classes, embedding_size, chunk, seed, store, negatives) -> None:
+def _check_shared(num_classes, embedding_size, chunk, seed, store, negatives, group) -> None:
     for key, value, least in (
         ("num_classes", num_classes, 1),
         ("embedding_size", embedding_size, 1),
@@ -190,8 +198,10 @@ def _check_shared(num_classes, embedding_size, chunk, seed, store, negatives) ->
             raise ValueError(f"{key} must be a whole number, {least} or more, not {value!r}")
     if store not in STORES:
         raise ValueError(f"store must be one of {', '.join(STORES)}, not {store!r}")
-    if store == "host" and negatives not in ("classes", "forest"):
+    if store != "device" and negatives not in ("classes", "forest"):
         raise ValueError(
-            "store='host' copies the step's rows to the devices, and here a step uses all rows: "
-            "choose a loss with sampled classes (negatives='classes' or 'forest')"
+            f"store={store!r} copies the step's rows to the devices, and here a step uses all "
+            "rows: choose a loss with sampled classes (negatives='classes' or 'forest')"
         )
+    if store == "server" and not isinstance(group, ServerGroup):
+        raise ValueError("store='server' needs a group of MXNet's parameter server (dist_sync)")

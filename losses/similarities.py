@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Iterator
 
 import numpy as np
@@ -63,13 +64,11 @@ class Share:
         own_labels = labels[self.samples] - shard.start
         self.labels, self.label_of_sample = np.unique(own_labels, return_inverse=True)
         self._choose_rows(draw)
-        self.has_own = np.zeros(len(labels), bool)
         self.negatives = None
         if self.columns:
             own = np.full(len(labels), -1, np.int64)
             if draw.labels_are_negatives:
                 own[self.samples] = self.label_rows[self.label_of_sample]
-                self.has_own[self.samples] = True
             self.negatives = ShardedLogSumExp(
                 scaled,
                 self.weight[: self.columns],
@@ -247,8 +246,7 @@ class Similarities(autograd.Function):
             )
             for shard, workspace in zip(self.store.shards, self.workspaces)
         ]
-        self.found = self._find_negatives(scaled)
-        self.z_y, self._directions = self._find_targets()
+        self.found, self.z_y, self._directions = self._find(scaled)
         if rows is None:
             return self.z_y, self.found.n
         nothing = np.full(len(self.labels), NOTHING, np.float32)
@@ -256,6 +254,30 @@ class Similarities(autograd.Function):
         index = self._index(rows).reshape((1, -1))
         n = nd.scatter_nd(self.found.n, index, shape=self.z_y.shape)
         return self.z_y, n + from_numpy(nothing, self.context, "float32")
+
+    def _find(self, scaled: nd.NDArray) -> tuple[Found, nd.NDArray, nd.NDArray]:
+        """Look at the classes of all processes.
+
+        Returns
+        -------
+        found : Found
+            Of the negatives.
+        z_y : (B,)
+        directions : (B, D)
+            The gradient of z_y to the normalised embeddings.
+        """
+        found = self._find_negatives(scaled)
+        z_y, directions = self._find_targets()
+        group = self.store.group
+        if group.size == 1:
+            return found, z_y, directions
+        numbers = group.gather("log-sum-exps", nd.stack(found.n, found.total, found.largest))
+        whole = combine_found([Found(*part, None) for part in numbers.reshape((group.size, 3, -1))])
+        vectors = [z_y, directions]
+        if self.for_training:
+            vectors.append(scale_rows(found.pull, nd.exp(found.n - whole.n)))
+        z_y, directions, *pull = group.sum_arrays("vectors", vectors)
+        return whole._replace(pull=pull[0] if pull else None), z_y, directions
 
     def _find_negatives(self, scaled: nd.NDArray) -> Found:
         found = []
@@ -270,16 +292,25 @@ class Similarities(autograd.Function):
         return Found(nothing, nd.zeros_like(nothing), nothing, nd.zeros_like(scaled))
 
     def _find_targets(self) -> tuple[nd.NDArray, nd.NDArray]:
-        """Return z_y, (B,), and its gradient to the normalised embeddings, (B, D)."""
+        """Return z_y, (B,), and its gradient, (B, D); 0 for classes of other processes."""
         owners = [share for share in self.shares if len(share.samples)]
         found = [
             [value.as_in_context(self.context) for value in share.targets()] for share in owners
         ]
-        if len(found) == 1:
+        if not found:
+            return nd.zeros((len(self.labels),), ctx=self.context), nd.zeros_like(self.embeddings)
+        if len(found) == 1 and len(owners[0].samples) == len(self.labels):
             return tuple(found[0])
         cosine, direction = (nd.concat(*parts, dim=0) for parts in zip(*found))
-        order = np.argsort(np.concatenate([share.samples for share in owners]))
-        return nd.take(cosine, self._index(order)), take_rows(direction, order)
+        samples = np.concatenate([share.samples for share in owners])
+        if len(samples) == len(self.labels):
+            order = np.argsort(samples)
+            return nd.take(cosine, self._index(order)), take_rows(direction, order)
+        index = self._index(samples).reshape((1, -1))
+        return (
+            nd.scatter_nd(cosine, index, shape=self.labels.shape),
+            nd.scatter_nd(direction, index, shape=self.embeddings.shape),
+        )
 
     def backward(self, to_z_y, to_n):
         """Send the gradients back; those to the class weights are made when they are asked for."""
@@ -319,20 +350,24 @@ class Similarities(autograd.Function):
 
     def stats(self) -> dict[str, float]:
         """Return what the batch looked like."""
-        rows = self.draw.rows
-        used = slice(None) if rows is None else rows
-        negatives = sum(share.columns for share in self.shares) - sum(
-            share.has_own[used].astype(int) for share in self.shares
-        )
-        count = int(np.sum(negatives))
+        rows, classes = self.draw.rows, self.draw.classes
+        if classes is None:
+            touched = self.store.shape[0]
+        else:
+            touched = len(classes) + len(np.unique(self.labels))
+        # Where labels are negatives, all but the own one.
+        negatives = touched - 1 if self.draw.labels_are_negatives else len(classes)
+        samples = len(self.labels if rows is None else rows)
+        z_y = self.z_y if rows is None else nd.take(self.z_y, self._index(rows))
         return {
+            "accuracy": float((self.scale * z_y > self.found.largest).mean().asscalar()),
             "positive_cosine": float(self.z_y.mean().asscalar()),
             "negative_cosine": float(self.found.total.sum().asscalar())
             / self.scale
-            / max(count, 1),
+            / max(negatives * samples, 1),
             "max_negative_cosine": float(self.found.largest.max().asscalar()) / self.scale,
-            "inter_floor": float(np.log1p(negatives).mean()),
-            "rows_touched": sum(share.rows_touched for share in self.shares),
+            "inter_floor": math.log1p(negatives),
+            "rows_touched": touched,
         }
 
     def _index(self, positions: np.ndarray) -> nd.NDArray:

@@ -6,13 +6,17 @@ uses some of the rows reads, writes and updates those alone.
 
 from __future__ import annotations
 
+from typing import Iterator
+
 import mxnet as mx
 import numpy as np
 from mxnet import nd
 
+from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.kernels import take_rows
 
 INITIALIZED_AT_ONCE = 1 << 16  # classes
+CARRIED_AT_ONCE = 1 << 14  # classes, between processes
 LARGEST_ARRAY = (1 << 31) - 1  # elements MXNet 1.9.1 can index
 
 
@@ -48,12 +52,24 @@ class Shard:
         """Say which of the classes lie in this range, (n,) bool."""
         return (classes >= self.start) & (classes < self.stop)
 
+    def is_finite(self) -> bool:
+        """Say whether all weights are numbers."""
+        return bool(np.isfinite(self.weight.asnumpy()).all())
+
+    def take(self, rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:
+        """Return rows of the range, (n, D) where they are stored."""
+        return take_rows(self.weight, rows, out)
+
+    def block(self, start: int, stop: int) -> nd.NDArray:
+        """Return neighbouring rows of the range, (stop - start, D) where they are stored."""
+        return self.weight[start:stop]
+
     def gather(self, rows: np.ndarray, out: nd.NDArray) -> None:
         """Copy rows of the range to `out`, (n, D) on the device."""
         if self.home == self.device:
-            take_rows(self.weight, rows, out)
+            self.take(rows, out)
         else:
-            take_rows(self.weight, rows).copyto(out)
+            self.take(rows).copyto(out)
 
 
 class ClassStore:
@@ -64,22 +80,46 @@ class ClassStore:
     num_classes, width : int
         K and D.
     contexts : list of mx.Context
-        The devices that share the classes.
+        The devices of this process that share the classes.
     on_host : bool
         Whether weights are stored in the host's memory, whatever the devices.
+    group : Group
+        The processes that share the classes, each with as many devices.
+
+    Attributes
+    ----------
+    shards : list of Shard
+        Those of this process.
     """
 
-    def __init__(self, num_classes: int, width: int, contexts: list[mx.Context], on_host: bool):
+    def __init__(
+        self,
+        num_classes: int,
+        width: int,
+        contexts: list[mx.Context],
+        on_host: bool,
+        group: Group = ALONE,
+    ):
         self.shape = (num_classes, width)
-        borders = [num_classes * i // len(contexts) for i in range(len(contexts) + 1)]
+        self.group = group
+        count = len(contexts) * group.size
+        if group.size > 1 and num_classes < count:
+            raise ValueError(f"{num_classes} classes can't be shared by {count} devices")
+        self._borders = [num_classes * i // count for i in range(count + 1)]
+        first = len(contexts) * group.rank
         self.shards = [
-            Shard(start, stop, width, context, mx.cpu(0) if on_host else context)
-            for start, stop, context in zip(borders, borders[1:], contexts)
+            self._make_shard(start, stop, context, on_host)
+            for start, stop, context in zip(
+                self._borders[first:], self._borders[first + 1 :], contexts
+            )
             if stop > start  # fewer classes than devices
         ]
         # The BLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each
         # on several cores. Contexts of one CPU share its cores, so little is lost by taking turns.
         self.one_at_a_time = sum(shard.device.device_type == "cpu" for shard in self.shards) > 1
+
+    def _make_shard(self, start: int, stop: int, device: mx.Context, on_host: bool) -> Shard:
+        return Shard(start, stop, self.shape[1], device, mx.cpu(0) if on_host else device)
 
     def initialize(self, initializer: mx.init.Initializer, seed: int) -> None:
         """Draw all weights anew: the same ones for a seed, however they are split."""
@@ -93,14 +133,53 @@ class ClassStore:
 
     def write(self, start: int, rows: nd.NDArray | np.ndarray) -> None:
         """Set the weights of the classes from `start` on."""
-        stop = start + len(rows)
-        for shard in self.shards:
-            low, high = max(start, shard.start), min(stop, shard.stop)
-            if low < high:
-                shard.weight[low - shard.start : high - shard.start] = rows[
-                    low - start : high - start
-                ]
+        self._write_parts([shard.weight for shard in self.shards], start, rows)
 
     def read(self) -> np.ndarray:
         """Return all weights, numpy (K, D)."""
-        return np.concatenate([shard.weight.asnumpy() for shard in self.shards])
+        return np.concatenate(list(self.blocks()))
+
+    def blocks(self, parts: list[nd.NDArray] | None = None) -> Iterator[np.ndarray]:
+        """Yield the weights of all classes, numpy (some, D), from class 0 on, in every process.
+
+        Parameters
+        ----------
+        parts : list of (classes, D)
+            What to read instead of the weights: an array for each shard of this process.
+        """
+        parts = [shard.weight for shard in self.shards] if parts is None else parts
+        for start, stop in self._ranges():
+            block = nd.zeros((stop - start, self.shape[1]), ctx=mx.cpu(0))
+            for shard, part in zip(self.shards, parts):
+                if shard.start <= start and stop <= shard.stop:
+                    part[start - shard.start : stop - shard.start].copyto(block)
+            yield self.group.sum("block of classes", block).asnumpy()
+
+    def fill(self, rows: np.ndarray | None, parts: list[nd.NDArray] | None = None) -> None:
+        """Set the weights of all classes, or `parts` as of `blocks`, from the first process's rows.
+
+        Parameters
+        ----------
+        rows : (K, D)
+            The other processes may have None.
+        parts : list of (classes, D)
+        """
+        parts = [shard.weight for shard in self.shards] if parts is None else parts
+        for start, stop in self._ranges():
+            block = nd.zeros((stop - start, self.shape[1]), ctx=mx.cpu(0))
+            if self.group.is_first:
+                block[:] = rows[start:stop]
+            self._write_parts(parts, start, self.group.sum("block of classes", block))
+
+    def _write_parts(self, parts: list[nd.NDArray], start: int, rows) -> None:
+        stop = start + len(rows)
+        for shard, part in zip(self.shards, parts):
+            low, high = max(start, shard.start), min(stop, shard.stop)
+            if low < high:
+                part[low - shard.start : high - shard.start] = rows[low - start : high - start]
+
+    def _ranges(self) -> Iterator[tuple[int, int]]:
+        """Cut the classes into ranges, none of which is in two shards."""
+        for low, high in zip(self._borders, self._borders[1:]):
+            for start in range(low, high, CARRIED_AT_ONCE):
+                yield start, min(start + CARRIED_AT_ONCE, high)

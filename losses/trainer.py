@@ -15,6 +15,7 @@ from dsoftmax.recognition.files import AtomicFile
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
+    from dsoftmax.losses.similarities import Similarities
 
 # Those whose update of some rows leaves the others, weight and state, alone.
 LAZY_OPTIMIZERS = ("adagrad", "adam", "ftrl", "sgd")
@@ -98,12 +99,16 @@ class HeadTrainer:
             if ignore_stale_grad:
                 return
             raise
-        self._ensure_states()
         self._optimizer.rescale_grad = self._scale / batch_size
-        for number, rows, gradient in batch.weight_gradients():
-            self._update(number, rows, gradient)
+        self._update_all(batch)
         self._updates += 1
         batch.is_finished = True
+
+    def _update_all(self, batch: Similarities) -> None:
+        """Update the weights by the gradients of a batch."""
+        self._ensure_states()
+        for number, rows, gradient in batch.weight_gradients():
+            self._update(number, rows, gradient)
 
     def _update(self, number: int, rows: slice | np.ndarray, gradient: RowGradient) -> None:
         """Update rows of a shard."""
@@ -136,12 +141,14 @@ class HeadTrainer:
         )
 
     def save_states(self, path: str) -> None:
-        """Save the state of optimizer, criterion and sampler, independent of the devices."""
-        self._ensure_states()
-        content = {
-            f"state{place}": nd.array(np.concatenate([part.asnumpy() for part in parts]))
-            for place, parts in enumerate(zip(*map(_as_tuple, self._states)))
-        }
+        """Save the state of optimizer, criterion and sampler, independent of the devices.
+
+        Of several processes, which must all call it, the first writes the file.
+        """
+        states = self._read_states()
+        if not self._head.store.group.is_first:
+            return
+        content = {f"state{place}": nd.array(array) for place, array in enumerate(states)}
         for name, array in self._head.sampler.state.items():
             content[SAMPLER + name] = nd.array(array, dtype=array.dtype)
         facts = {
@@ -159,7 +166,23 @@ class HeadTrainer:
             nd.save(file.name, content)
 
     def load_states(self, path: str) -> None:
-        """Load what `save_states` saved, on any number of devices."""
+        """Load what `save_states` saved, on any number of devices.
+
+        Of several processes, which must all call it, the first reads the file.
+        """
+        group = self._head.store.group
+        facts, arrays, sampler_state = self._read_file(path) if group.is_first else ({}, [], {})
+        facts = group.gather_json("facts", facts)[0]
+        self._write_states(arrays)
+        self._updates = self._optimizer.num_update = facts["num_update"]
+        if self._optimizer.lr_scheduler is None:
+            self._optimizer.lr = facts["learning_rate"]
+        self._head.step = facts["step"]
+        self._head.criterion.state.update(facts["criterion"])
+        self._head.sampler.load_state(group.broadcast("sampler", sampler_state))
+
+    def _read_file(self, path: str) -> tuple[dict, list[np.ndarray], dict[str, np.ndarray]]:
+        """Return the facts, the optimizer's arrays (K, D) and the sampler's, of a file."""
         content = nd.load(os.fspath(path))
         if not isinstance(content, dict) or "facts" not in content:
             raise ValueError(f"{path}: no state of a head's trainer")
@@ -171,22 +194,34 @@ class HeadTrainer:
             )
         of_sampler = [name for name in content if name.startswith(SAMPLER)]
         sampler_state = {name[len(SAMPLER) :]: content.pop(name).asnumpy() for name in of_sampler}
+        arrays = [content[f"state{place}"].asnumpy() for place in range(len(content))]
+        if len(arrays) != self._number_of_states() or any(
+            len(array) != self._head.num_classes for array in arrays
+        ):
+            raise ValueError(
+                f"{path}: the state is not that of {self._head.num_classes} classes with these "
+                "options of the optimizer"
+            )
+        return facts, arrays, sampler_state
+
+    def _number_of_states(self) -> int:
+        """Count the arrays that the optimizer keeps of each array of weights."""
+        some = nd.zeros((1, self._head.embedding_size))
+        return len(_as_tuple(self._optimizer.create_state(0, some)))
+
+    def _read_states(self) -> list[np.ndarray]:
+        """Return what the optimizer keeps, an array (K, D) each."""
         self._ensure_states()
-        arrays = [content[f"state{place}"] for place in range(len(content))]
-        for shard, state in zip(self._head.store.shards, map(_as_tuple, self._states)):
-            if len(state) != len(arrays) or any(len(a) != self._head.num_classes for a in arrays):
-                raise ValueError(
-                    f"{path}: the state is not that of {self._head.num_classes} classes with these "
-                    "options of the optimizer"
-                )
-            for target, array in zip(state, arrays):
-                target[:] = array[shard.start : shard.stop]
-        self._updates = self._optimizer.num_update = facts["num_update"]
-        if self._optimizer.lr_scheduler is None:
-            self._optimizer.lr = facts["learning_rate"]
-        self._head.step = facts["step"]
-        self._head.criterion.state.update(facts["criterion"])
-        self._head.sampler.load_state(sampler_state)
+        return [
+            np.concatenate(list(self._head.store.blocks(parts)))
+            for parts in zip(*map(_as_tuple, self._states))
+        ]
+
+    def _write_states(self, arrays: list[np.ndarray]) -> None:
+        """Set what the optimizer keeps; the first process has the arrays."""
+        self._ensure_states()
+        for place, parts in enumerate(zip(*map(_as_tuple, self._states))):
+            self._head.store.fill(arrays[place] if arrays else None, parts)
 
     def _ensure_states(self) -> None:
         if not self._states:

@@ -10,6 +10,7 @@ from mxnet import autograd, nd
 from mxnet.gluon import Trainer
 from mxnet.gluon.utils import clip_global_norm
 
+from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.kernels import from_numpy
 from dsoftmax.recognition.networks import Network
 
@@ -35,6 +36,8 @@ class Backbone:
         Above 0 the network is float16, and gradients are scaled by this on their way through it.
     frozen : bool
         Embeddings are those of inference, and nothing is updated.
+    group : Group
+        The processes that train one network, each with a part of a batch and as many contexts.
     """
 
     def __init__(
@@ -46,8 +49,9 @@ class Backbone:
         clip: float = 0.0,
         fp16_scale: float = 0.0,
         frozen: bool = False,
+        group: Group = ALONE,
     ):
-        self.network, self.contexts = network, contexts
+        self.network, self.contexts, self._group = network, contexts, group
         self._clip, self._scale, self._frozen = clip, fp16_scale or 1.0, frozen
         # The BLAS in MXNet's wheels hangs if two threads multiply at once, each on several cores.
         self._one_at_a_time = sum(context.device_type == "cpu" for context in contexts) > 1
@@ -63,14 +67,18 @@ class Backbone:
     def forward(self, images: np.ndarray) -> nd.NDArray:
         """Return the embeddings of a batch, (B, D) float32, with a place for their gradient.
 
+        Of several processes each gives its part and gets the embeddings of all.
+
         Parameters
         ----------
-        images : (B, 3, height, width) uint8
+        images : (b, 3, height, width) uint8
         """
         mode = autograd.predict_mode() if self._frozen else autograd.record()
         with mode:
             self._outputs = self._run(images)
-        gathered = self._gather(output.detach() for output in self._outputs)
+        own = self._gather(output.detach() for output in self._outputs)
+        self._first = self._group.rank * len(own)
+        gathered = self._group.gather("embeddings", own)
         gathered.attach_grad()
         return gathered
 
@@ -91,7 +99,7 @@ class Backbone:
         """Send the gradient of the last batch's embeddings, (B, D), through the network."""
         if self._frozen:
             return
-        start = 0
+        start = self._first
         parts = []
         for output in self._outputs:
             part = gradient[start : start + len(output)] * self._scale
@@ -112,6 +120,8 @@ class Backbone:
         divisor = batch_size * self._scale
         if len(self.contexts) > 1:
             self._trainer.allreduce_grads()
+        if self._group.size > 1:
+            self._add_up_processes()
         if self._clip:
             for context in self.contexts:
                 gradients = [
@@ -122,6 +132,13 @@ class Backbone:
                 clip_global_norm(gradients, self._clip * divisor, check_isfinite=False)
         self._trainer.update(divisor)
 
+    def _add_up_processes(self) -> None:
+        learnt = [p for p in self._trainer._params if p.grad_req != "null"]
+        sums = self._group.sum_arrays("gradients", [p.list_grad()[0] for p in learnt])
+        for parameter, total in zip(learnt, sums):
+            for gradient in parameter.list_grad():
+                total.copyto(gradient)
+
     def embed(self, images: np.ndarray) -> np.ndarray:
         """Return embeddings as of inference, numpy (B, D): what `eval` calls a model."""
         return self._gather(self._run(images)).asnumpy()
@@ -129,13 +146,16 @@ class Backbone:
     def parameters(self) -> dict[str, nd.NDArray]:
         """Return all parameters by name; moving averages, one's own of each context, as name@1, ….
 
-        Those of the first context have no number.
+        Those of the first context have no number. Contexts are counted over all processes.
         """
         found = {}
         for name, parameter in self.network.collect_params().items():
-            own = self.contexts if parameter.grad_req == "null" else self.contexts[:1]
-            for number, context in enumerate(own):
-                found[f"{name}@{number}" if number else name] = parameter.data(context)
+            if parameter.grad_req != "null":
+                found[name] = parameter.data(self.contexts[0])
+                continue
+            copies = nd.stack(*(copy.as_in_context(mx.cpu()) for copy in parameter.list_data()))
+            for number, copy in enumerate(self._group.gather("moving averages", copies)):
+                found[f"{name}@{number}" if number else name] = copy
         return found
 
     def load_parameters(self, saved: dict[str, nd.NDArray]) -> None:
@@ -155,10 +175,11 @@ class Backbone:
                 "among them"
             )
         self._begin_trainer()
+        first = self._group.rank * len(self.contexts)
         for name, parameter in parameters.items():
             copies = [saved[key] for key in saved if key.partition("@")[0] == name]
-            if len(copies) == len(self.contexts):
-                for copy, context in zip(copies, self.contexts):
+            if len(copies) == self._group.size * len(self.contexts):
+                for copy, context in zip(copies[first:], self.contexts):
                     copy.copyto(parameter.data(context))
             else:
                 parameter.set_data(nd.add_n(*copies) / len(copies))

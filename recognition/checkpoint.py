@@ -1,4 +1,4 @@
-"""Saved training states: whole or absent, and the same for any number of devices.
+"""Saved training states: whole or absent, and the same for any number of devices and processes.
 
 A state is a folder ``states/state-<step>``, written under a temporary name and renamed when all of
 it is on disk:
@@ -23,6 +23,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
+from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.head import Head
 from dsoftmax.losses.trainer import HeadTrainer
 from dsoftmax.recognition.backbone import Backbone
@@ -33,6 +34,10 @@ FILES = ("backbone.params", "momenta.params", "classes.npy", "head.states")
 _NAME = re.compile(r"state-(\d{8,})")
 
 
+class NotFiniteError(ValueError):
+    """What was to be saved are no numbers any more."""
+
+
 class Trained(NamedTuple):
     """What is trained, and by what."""
 
@@ -41,7 +46,9 @@ class Trained(NamedTuple):
     head_trainer: HeadTrainer
 
 
-def save_state(folder: str, step: int, trained: Trained, facts: dict[str, Any]) -> str:
+def save_state(
+    folder: str, step: int, trained: Trained, facts: dict[str, Any], group: Group = ALONE
+) -> str:
     """Save the state after `step` steps; return its path.
 
     Parameters
@@ -52,16 +59,23 @@ def save_state(folder: str, step: int, trained: Trained, facts: dict[str, Any]) 
     trained : Trained
     facts : dict
         What JSON can hold, to be given back by `read_facts`.
+    group : Group
+        The processes that must all call this. The first one writes.
     """
-    os.makedirs(folder, exist_ok=True)
     path = os.path.join(folder, f"state-{step:08d}")
-    if _is_whole(path):
+    if group.gather_json("is saved", group.is_first and _is_whole(path))[0]:
         return path
-    shutil.rmtree(path, ignore_errors=True)  # damaged
     nd.waitall()  # moving averages are written on the way backward
+    parameters = trained.backbone.parameters()
+    if not group.is_first:
+        _write_classes(os.devnull, trained.head)
+        trained.head_trainer.save_states(os.devnull)
+        return path
+    os.makedirs(folder, exist_ok=True)
+    shutil.rmtree(path, ignore_errors=True)  # damaged
     with atomic_folder(path) as part:
         backbone, momenta, classes, head = (os.path.join(part, name) for name in FILES)
-        nd.save(backbone, trained.backbone.parameters())
+        nd.save(backbone, parameters)
         nd.save(momenta, trained.backbone.momenta() or {"none": nd.zeros(1)})
         _write_classes(classes, trained.head)
         trained.head_trainer.save_states(head)
@@ -84,7 +98,7 @@ def save_state(folder: str, step: int, trained: Trained, facts: dict[str, Any]) 
 
 
 def _write_classes(path: str, head: Head) -> None:
-    """Write class weights shard by shard: there may be no room for all of them twice."""
+    """Write class weights block by block: there may be no room for all of them twice."""
     with open(path, "wb") as file:
         header = {
             "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
@@ -92,8 +106,10 @@ def _write_classes(path: str, head: Head) -> None:
             "shape": (head.num_classes, head.embedding_size),
         }
         np.lib.format.write_array_header_1_0(file, header)
-        for shard in head.store.shards:
-            shard.weight.asnumpy().tofile(file)
+        for block in head.store.blocks():
+            if not np.isfinite(block).all():
+                raise NotFiniteError("class weights hold NaN or infinite numbers")
+            file.write(block.tobytes())
 
 
 def _sync(path: str) -> None:
@@ -133,26 +149,41 @@ def read_facts(path: str) -> dict[str, Any]:
     return facts
 
 
-def load_state(path: str, trained: Trained) -> dict[str, Any]:
-    """Load a state into what is trained, on any number of devices; return its facts."""
-    facts = read_facts(path)
+def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, Any]:
+    """Load a state into what is trained, on any number of devices; return its facts.
+
+    Of several processes, which must all call it, the first reads the files.
+    """
+    facts = group.gather_json("facts", read_facts(path) if group.is_first else {})[0]
     shape = (facts["num_classes"], facts["embedding_size"])
     if shape != trained.head.store.shape:
         raise ValueError(
             f"{path}: the state is of {shape[0]} classes of width {shape[1]}, this run has "
             f"{trained.head.store.shape[0]} of width {trained.head.store.shape[1]}"
         )
-    momenta = nd.load(os.path.join(path, "momenta.params"))
-    momenta.pop("none", None)
+    parameters, momenta = ({}, {})
+    classes = None
+    if group.is_first:
+        parameters = nd.load(os.path.join(path, "backbone.params"))
+        momenta = nd.load(os.path.join(path, "momenta.params"))
+        momenta.pop("none", None)
+        classes = np.load(os.path.join(path, "classes.npy"), mmap_mode="r")
     try:
-        trained.backbone.load_parameters(nd.load(os.path.join(path, "backbone.params")))
-        trained.backbone.load_momenta(momenta)
+        trained.backbone.load_parameters(_broadcast(group, "parameters", parameters))
+        trained.backbone.load_momenta(_broadcast(group, "momenta", momenta))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
-    trained.head.load_class_weights(np.load(os.path.join(path, "classes.npy"), mmap_mode="r"))
+    trained.head.load_class_weights(classes)
     trained.head_trainer.load_states(os.path.join(path, "head.states"))
     mx.nd.waitall()
     return facts
+
+
+def _broadcast(group: Group, name: str, arrays: dict[str, nd.NDArray]) -> dict[str, nd.NDArray]:
+    if group.size == 1:
+        return arrays
+    received = group.broadcast(name, {key: array.asnumpy() for key, array in arrays.items()})
+    return {key: nd.array(array, dtype=array.dtype) for key, array in received.items()}
 
 
 def prune_states(folder: str, keep: int) -> None:

@@ -7,7 +7,8 @@ import math
 import os
 import sys
 import time
-from typing import Any, Sequence
+from types import ModuleType
+from typing import Any, Callable, Sequence
 
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -19,6 +20,7 @@ METRICS = (
     "step",
     "epoch",
     "lr",
+    "accuracy",
     "loss",
     "intra",
     "inter_above_floor",
@@ -63,7 +65,10 @@ class RunLog:
             self._bar = tqdm(
                 total=total, initial=from_step, desc="training", unit=" steps", dynamic_ncols=True
             )
-        self._writer = _tensorboard_writer(folder) if tensorboard else None
+        self._writer = None
+        if tensorboard:
+            events = os.path.join(folder, "tensorboard")
+            self._writer = import_mxboard().SummaryWriter(logdir=events, verbose=False)
 
     def say(self, line: str) -> None:
         """Print a line, as insightface's scripts do, to stdout."""
@@ -124,6 +129,13 @@ class RunLog:
         self._lines.close()
 
 
+class NoLog:
+    """Takes the place of a `RunLog` where another process keeps it."""
+
+    def __getattr__(self, _: str) -> Callable[..., None]:
+        return lambda *_, **__: None
+
+
 class _Table:
     """Rows of a csv file that is there at any time."""
 
@@ -133,7 +145,7 @@ class _Table:
         if os.path.exists(path):
             kept = [row for row in self._texts() if int(row["step"]) <= from_step]
         with AtomicFile(path, "w") as file:
-            writer = csv.DictWriter(file, columns, lineterminator="\n")
+            writer = csv.DictWriter(file, columns, restval="nan", lineterminator="\n")
             writer.writeheader()
             writer.writerows(kept)
         self._file = open(path, "a", encoding="utf-8", buffering=1, newline="")  # noqa: SIM115
@@ -190,11 +202,12 @@ def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure:
     return figure
 
 
-def _tensorboard_writer(folder: str):
+def import_mxboard() -> ModuleType:
+    """Import what ``--tensorboard`` needs, or say how to install it."""
     try:
-        from mxboard import SummaryWriter
+        import mxboard
     except ImportError as error:
         raise ImportError(
             f"--tensorboard needs its extra: pip install 'dsoftmax[tensorboard]' ({error})"
         ) from None
-    return SummaryWriter(logdir=os.path.join(folder, "tensorboard"), verbose=False)
+    return mxboard

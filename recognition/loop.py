@@ -1,8 +1,7 @@
-"""A training run: what it is made of, its steps, and what is done between them."""
+"""A training run: how it begins, its steps, and what is done between them."""
 
 from __future__ import annotations
 
-import glob
 import json
 import math
 import os
@@ -17,9 +16,11 @@ from mxnet import autograd
 
 from dsoftmax import losses
 from dsoftmax.eval.verification import Verification, evaluate
-from dsoftmax.recognition import memory, networks
+from dsoftmax.losses.groups import ALONE, Group
+from dsoftmax.recognition import networks
 from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import (
+    NotFiniteError,
     Trained,
     list_states,
     load_state,
@@ -27,18 +28,12 @@ from dsoftmax.recognition.checkpoint import (
     save_state,
 )
 from dsoftmax.recognition.class_means import class_means
-from dsoftmax.recognition.data.augment import Augmentation
-from dsoftmax.recognition.data.packs import Pack, read_pack
-from dsoftmax.recognition.data.pipeline import Batch, Pipeline
-from dsoftmax.recognition.data.records import Records
-from dsoftmax.recognition.devices import usable_contexts
+from dsoftmax.recognition.data.pipeline import Batch
 from dsoftmax.recognition.files import AtomicFile
-from dsoftmax.recognition.log import RunLog
-from dsoftmax.recognition.networks.files import load_parameters, save_model, to_symbol
-from dsoftmax.recognition.options import MANY_CLASSES, Settings
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.schedule import learning_rate
-from dsoftmax.tools.measuring import available_bytes
+from dsoftmax.recognition.log import NoLog, RunLog
+from dsoftmax.recognition.networks.files import load_parameters, save_model
+from dsoftmax.recognition.options import Settings
+from dsoftmax.recognition.plan import Plan
 
 INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
 STEPS_BETWEEN_RATE_LINES = 1000
@@ -51,41 +46,27 @@ class DivergedError(ValueError):
 class Run:
     """A training run, from its settings to its last checkpoint.
 
-    All that can be refused is refused when it is made, before the first step. After that, what
+    All that can be refused is refused when it is made, most of it by its `Plan`. After that, what
     happens is a function of the settings: each random draw is one of (seed, step), so that a run
     that was killed and resumed ends as one that was not.
 
     Parameters
     ----------
     settings : Settings
+    group : Group
+        The processes that train together. Each makes a `Run` with the same settings; the first
+        one keeps the log, verifies, and writes all files.
     """
 
-    def __init__(self, settings: Settings):
+    def __init__(self, settings: Settings, group: Group = ALONE):
         self.settings = settings
-        self.contexts = usable_contexts(settings.devices)
-        self.batch_size = settings.per_batch_size * len(self.contexts)
-        if settings.sync_bn and self.contexts[0].device_type == "cpu":
-            raise ValueError("--sync-bn is for GPUs: contexts of a CPU take turns and never meet")
-        if settings.fp16_scale and self.contexts[0].device_type == "cpu":
-            raise ValueError("--fp16-scale is for GPUs: MXNet multiplies no float16 on CPUs")
-        self.pipeline = self._open_data()
-        self.num_classes = self._count_classes()
-        self.notes: list[str] = []  # for the log, once there is one
-        self.packs = self._open_packs()
-        self._network = self._make_network()
-        self._check_memory()
-        self._check_folder()
+        self.group = group
+        self.plan = plan = Plan(settings, group)
+        self.contexts, self.pipeline = plan.contexts, plan.pipeline
+        self.batch_size = plan.batch_size
+        self.notes = plan.notes  # for the log, once there is one
+        self._network = plan.network
         self.trained = self._build()
-        self.steps_per_epoch = len(self.pipeline)
-        end = settings.max_steps or settings.end_epoch * self.steps_per_epoch
-        self.total_steps = end or sys.maxsize
-        self._rate_at = learning_rate(
-            settings.lr_schedule,
-            settings.lr,
-            end,
-            settings.lr_steps,
-            warmup_steps=settings.warmup_steps,
-        )
         self.step = 0
         self._facts: dict[str, Any] = {
             "best": {},
@@ -94,133 +75,10 @@ class Run:
             "verifications": 0,
         }
         self._begin()
-        self._make_folder()
-        self._stopped_by = 0
-
-    # --- What can be refused
-
-    def _open_data(self) -> Pipeline:
-        s = self.settings
-        return Pipeline(
-            Records(s.data_dir),
-            self.batch_size,
-            s.image_size,
-            Augmentation(mirror=s.mirror, color=s.color, cutoff=s.cutoff),
-            seed=s.seed,
-            min_images=s.images_filter,
-            remap_labels=s.images_filter > 1,
-            threads=s.threads,
-        )
-
-    def _count_classes(self) -> int:
-        found, wanted = self.pipeline.num_classes, self.settings.num_classes
-        if wanted:
-            highest = int(self.pipeline.images_and_classes()[1].max())
-            if highest >= wanted:
-                raise ValueError(
-                    f"{self.pipeline.records.path}: it has the label {highest}, but there are to "
-                    f"be {wanted} classes, 0 to {wanted - 1}: mend --num-classes or the dataset"
-                )
-            return wanted
-        return found
-
-    def _open_packs(self) -> list[Pack]:
-        packs = []
-        for target in self.settings.val_targets:
-            path = os.path.join(self.settings.data_dir, f"{target}.bin")
-            if os.path.exists(path):
-                packs.append(self._check_pack(read_pack(path)))
-            else:
-                self.notes.append(f"there is no {path} to verify on")
-        return packs
-
-    def _check_pack(self, pack: Pack) -> Pack:
-        """Decode all of it: a broken image must not end the run at its first verification."""
-        if len(pack) < 2:
-            raise ValueError(f"{pack.name}.bin: one pair is too few to verify on")
-        for _ in map_ordered(pack.decode, range(2 * len(pack)), self.settings.threads):
-            pass
-        return pack
-
-    def _make_network(self) -> networks.Network:
-        s = self.settings
-        try:
-            return networks.create(
-                s.architecture,
-                s.embedding_size,
-                image_size=self.pipeline.image_size,
-                sync_devices=len(self.contexts) if s.sync_bn else 1,
-                **s.network_options,
-            )
-        except mx.MXNetError as error:
-            height, width = self.pipeline.image_size
-            raise ValueError(
-                f"--network {s.network} can't be made for images of {height}x{width}: "
-                f"{str(error).strip().splitlines()[-1]}"
-            ) from None
-
-    def _check_folder(self) -> None:
-        """Refuse to overwrite what an earlier run, or insightface, has left."""
-        folder = self.settings.folder
-        if list_states(self._states) and not self.settings.resume:
-            raise FileExistsError(
-                f"{folder} holds the states of an earlier run: go on with it by --resume, or give "
-                "this one another name by --extra-model-name"
-            )
-        is_ours = os.path.exists(os.path.join(folder, "config.json"))
-        if glob.glob(glob.escape(self.settings.prefix) + "-*.params") and not (
-            is_ours and self.settings.resume
-        ):
-            raise FileExistsError(
-                f"{folder} holds models: give this run another name by --extra-model-name, or "
-                "another --models-root"
-            )
-
-    def _make_folder(self) -> None:
-        folder = self.settings.folder
-        os.makedirs(folder, exist_ok=True)
-        described = {**self.settings.as_json(), "resolved_num_classes": self.num_classes}
-        with AtomicFile(os.path.join(folder, "config.json"), "w") as file:
-            json.dump(described, file, indent=2)
-
-    @property
-    def _is_class_parallel(self) -> bool:
-        chosen = self.settings.class_parallel
-        if chosen is None:
-            return len(self.contexts) > 1 and self.num_classes >= MANY_CLASSES
-        return chosen
-
-    def _check_memory(self) -> None:
-        s = self.settings
-        options = dict(s.loss_options)
-        share = memory.sampled_share(options.pop("preset"), options)
-        head = {
-            "num_classes": self.num_classes,
-            "embedding_size": s.embedding_size,
-            "batch_size": self.batch_size,
-            "devices": len(self.contexts) if self._is_class_parallel else 1,
-            "store": s.store,
-            "chunk": s.chunk,
-            "sample_rate": share,
-            "momentum": s.mom,
-        }
-        self.memory = memory.estimate_device(
-            to_symbol(self._network), (3, *self.pipeline.image_size), s.per_batch_size, head
-        )
-        first = self.contexts[0]
-        if first.device_type == "cpu":  # all contexts and the host share one memory
-            others = len(self.contexts) - 1
-            whole = memory.Estimate(
-                *(
-                    value * (1 + others * (name != "classes" or self._is_class_parallel))
-                    for name, value in self.memory._asdict().items()
-                )
-            )
-            whole = whole._replace(classes=whole.classes + memory.estimate_host(head))
-            memory.check_fits(whole, available_bytes(), "this machine", bool(share))
-        else:
-            free, _ = mx.context.gpu_memory_info(first.device_id)
-            memory.check_fits(self.memory, free, str(first), bool(share))
+        if group.is_first:
+            self._make_folder()
+        self._signal = 0  # that came to this process
+        self._stopped_by = 0  # known to all processes
 
     # --- What is trained
 
@@ -234,17 +92,17 @@ class Run:
         for context in self.contexts:  # so that all shapes are known
             self._network(mx.nd.zeros(sizes, ctx=context, dtype="uint8"))
         mx.nd.waitall()
-        # Memory is planned once for a shape: fresh memory is slow on CPUs.
-        self._network.hybridize(static_alloc=True, static_shape=True)
+        self._network.hybridize_for(self.contexts[0].device_type)
         sgd = {"learning_rate": s.lr, "momentum": s.mom, "wd": s.wd}
         backbone = Backbone(
             self._network,
             self.contexts,
             sgd,
-            kvstore=s.kvstore,
+            kvstore="device" if s.kvstore == "dist_sync" else s.kvstore,
             clip=s.clip_gradient,
             fp16_scale=s.fp16_scale,
             frozen=s.freeze_backbone,
+            group=self.group,
         )
         head = self._make_head()
         head.initialize(mx.init.Normal(INITIAL_DEVIATION))
@@ -257,12 +115,13 @@ class Run:
         try:
             return losses.create(
                 options.pop("preset"),
-                num_classes=self.num_classes,
+                num_classes=self.plan.num_classes,
                 embedding_size=s.embedding_size,
-                ctx=self.contexts if self._is_class_parallel else self.contexts[:1],
+                ctx=self.contexts if self.plan.is_class_parallel else self.contexts[:1],
                 store=s.store,
                 chunk=s.chunk,
                 seed=s.seed,
+                group=self.group,
                 **options,
             )
         except TypeError as error:  # an option of another loss: the user's to mend
@@ -271,9 +130,10 @@ class Run:
     def _begin(self) -> None:
         """Take up a saved state, a pretrained model, or nothing."""
         s = self.settings
-        states = list_states(self._states)
+        states = list_states(self.plan.states) if self.group.is_first else []
+        states = self.group.gather_json("states", states)[0]
         if states:
-            facts = load_state(states[0], self.trained)
+            facts = load_state(states[0], self.trained, self.group)
             self._note_changes(facts["settings"])
             self._facts = {key: facts[key] for key in self._facts}
             self.step = facts["step"]
@@ -325,14 +185,17 @@ class Run:
             else:
                 self.notes.append(
                     f"warning: its class weights {classes.shape} are not of these "
-                    f"{self.num_classes} classes: they begin at random"
+                    f"{self.plan.num_classes} classes: they begin at random"
                 )
 
-    # --- Steps
+    def _make_folder(self) -> None:
+        folder = self.settings.folder
+        os.makedirs(folder, exist_ok=True)
+        described = {**self.settings.as_json(), "resolved_num_classes": self.plan.num_classes}
+        with AtomicFile(os.path.join(folder, "config.json"), "w") as file:
+            json.dump(described, file, indent=2)
 
-    @property
-    def _states(self) -> str:
-        return os.path.join(self.settings.folder, "states")
+    # --- Steps
 
     def train(self) -> int:
         """Train to the end, or until a signal comes.
@@ -343,8 +206,11 @@ class Run:
             0, or the number of the signal.
         """
         s = self.settings
-        total = self.total_steps if self.total_steps < sys.maxsize else 0
-        self.log = RunLog(s.folder, self.step, total, s.tensorboard)
+        total = self.plan.total_steps if self.plan.total_steps < sys.maxsize else 0
+        if self.group.is_first:
+            self.log = RunLog(s.folder, self.step, total, s.tensorboard)
+        else:
+            self.log = NoLog()
         for note in self.notes:
             self.log.say(note)
         previous = {
@@ -354,7 +220,7 @@ class Run:
         try:
             self._verified_at = self.step
             self._tick, self._timed = time.perf_counter(), 0
-            while self.step < self.total_steps and not self._stopped_by:
+            while self.step < self.plan.total_steps and not self._stopped_by:
                 self._train_epoch()
             self._finish()
         finally:
@@ -364,7 +230,9 @@ class Run:
         return self._stopped_by
 
     def _remember_signal(self, number: int, _) -> None:
-        self._stopped_by = number
+        self._signal = number
+        if self.group.size == 1:
+            self._stopped_by = number
 
     def _train_epoch(self) -> None:
         self.log.say("call reset()")
@@ -377,21 +245,23 @@ class Run:
             self._report(loss)
             if self.step % self.settings.verbose == 0:
                 self._checkpoint()
-            if self.step >= self.total_steps or self._stopped_by:
+            if self.step >= self.plan.total_steps or self._stopped_by:
                 return
         self.epoch, self._seen = self.epoch + 1, 0
 
     def train_step(self, batch: Batch) -> float:
-        """Do one step; return the mean loss."""
+        """Do one step on this process's part of a batch; return the mean loss of all of it."""
         backbone, head, head_trainer = self.trained
-        rate = self._rate_at(self.step)
+        rate = self.plan.rate_at(self.step)
+        labels = self._gather_labels(batch.label)
         # Dropout's draws are a function of (seed, step), as all others are.
-        key = np.random.SeedSequence((self.settings.seed, self.step)).generate_state(1)[0]
+        key = (self.settings.seed, self.step, self.group.rank)
+        key = np.random.SeedSequence(key).generate_state(1)[0]
         mx.random.seed(int(key) & 0x7FFFFFFF)
         try:
             embeddings = backbone.forward(batch.data)
             with autograd.record():
-                loss = head(embeddings, batch.label)
+                loss = head(embeddings, labels)
             loss.backward()
             backbone.backward(embeddings.grad)
             mean = float(loss.mean().asscalar())
@@ -399,10 +269,18 @@ class Run:
                 raise ValueError("the loss is not finite")
         except ValueError as error:
             raise DivergedError(self._diagnose(error, batch, rate)) from None
-        backbone.update(rate, len(batch.label))
+        backbone.update(rate, len(labels))
         head_trainer.set_learning_rate(rate * self.settings.fc7_lr_mult)
-        head_trainer.step(len(batch.label))
+        head_trainer.step(len(labels))
         return mean
+
+    def _gather_labels(self, own: np.ndarray) -> np.ndarray:
+        """Return the labels of all processes, (B,), and hear whether one of them was to stop."""
+        numbers = np.append(own.astype(np.int64), self._signal)
+        numbers = self.group.gather_integers("labels", numbers).reshape(self.group.size, -1)
+        if self.group.size > 1:
+            self._stopped_by = int(numbers[:, -1].max())
+        return numbers[:, :-1].reshape(-1)
 
     def _diagnose(self, error: Exception, batch: Batch, rate: float) -> str:
         """Say what is not finite, and leave the numbers of the batch's images in a file."""
@@ -414,17 +292,20 @@ class Run:
         ]
         if not np.isfinite(head.class_weights()).all():
             bad.append("the class weights")
+        images = self.group.gather_integers("images", batch.image)
+        labels = self.group.gather_integers("labels of images", batch.label.astype(np.int64))
         path = os.path.join(self.settings.folder, "diverged.json")
         found = {
             "step": self.step,
             "lr": rate,
             "error": str(error),
             "not_finite": bad,
-            "images": batch.image.tolist(),
-            "labels": batch.label.tolist(),
+            "images": images.tolist(),
+            "labels": labels.tolist(),
         }
-        with AtomicFile(path, "w") as file:
-            json.dump(found, file)
+        if self.group.is_first:
+            with AtomicFile(path, "w") as file:
+                json.dump(found, file)
         where = ", ".join([*bad[:3], f"{len(bad) - 3} more"] if len(bad) > 3 else bad)
         return (
             f"step {self.step}: {error}; parameters that are not finite: {where or 'none'}; "
@@ -437,10 +318,12 @@ class Run:
 
     def _report(self, loss: float) -> None:
         s, step = self.settings, self.step
+        if not self.group.is_first:
+            return
         if step % STEPS_BETWEEN_RATE_LINES == 0:
             batch = self._seen // self.batch_size
-            self.log.say(f"lr-batch-epoch: {self._rate_at(step):g} {batch} {self.epoch}")
-        before, now = self._rate_at(step - 1), self._rate_at(step)
+            self.log.say(f"lr-batch-epoch: {self.plan.rate_at(step):g} {batch} {self.epoch}")
+        before, now = self.plan.rate_at(step - 1), self.plan.rate_at(step)
         if s.lr_schedule == "step" and now < before:
             self.log.say(f"lr change to {now:g}")
         if step % s.frequent:
@@ -454,6 +337,7 @@ class Run:
             "step": step,
             "epoch": self.epoch,
             "lr": before,
+            "accuracy": stats["accuracy"],
             "loss": loss,
             "intra": stats["intra"],
             "inter_above_floor": stats["inter"] - stats["inter_floor"] if dissected else 0.0,
@@ -467,7 +351,7 @@ class Run:
         batch = self._seen // self.batch_size
         self.log.info(
             f"Epoch[{self.epoch}] Batch [{max(batch - s.frequent, 0)}-{batch}]\tSpeed: {speed:.2f} "
-            f"samples/sec\tlossvalue={loss:f}\tintra={row['intra']:.4f}\t"
+            f"samples/sec\tacc={row['accuracy']:f}\tlossvalue={loss:f}\tintra={row['intra']:.4f}\t"
             f"inter={row['inter_above_floor']:.4f}\tcos_y={row['positive_cosine']:.4f}\t"
             f"max_cos_n={row['max_negative_cosine']:.4f}"
         )
@@ -481,7 +365,7 @@ class Run:
         is_best = self._take_note(results)
         number = 1 if self.settings.ckpt == 3 else facts["verifications"]
         keep = {0: False, 1: is_best, 2: True, 3: is_best}[self.settings.ckpt]
-        if keep:
+        if self.group.gather_json("keep", keep)[0]:
             self.log.say(f"saving {number}")
             self._save_model(number)
         if results:
@@ -492,19 +376,24 @@ class Run:
 
     def _verify(self) -> list[Verification]:
         self._verified_at = self.step
-        if not self.packs:
+        if not self.plan.packs:
             return []
         self.log.say("testing verification..")
         started = time.perf_counter()
         results = []
-        for pack in self.packs:
-            results += evaluate(
-                self.trained.backbone.embed,
-                [pack],
-                self.batch_size,
-                size=self.pipeline.image_size,
-                threads=self.settings.threads,
-            )
+        for pack in self.plan.packs:
+            try:
+                results += evaluate(
+                    self.trained.backbone.embed,
+                    [pack],
+                    self.pipeline.batch_size,
+                    size=self.pipeline.image_size,
+                    threads=self.settings.threads,
+                )
+            except ValueError as error:
+                # Moving averages of a few steps may overflow a deep network that trains well.
+                self.log.say(f"[{pack.name}][{self.step}]not verified: {error}")
+                continue
             self.log.say(str(results[-1].embeddings.shape))
             for line in results[-1].lines(self.step):
                 self.log.say(line)
@@ -537,33 +426,42 @@ class Run:
         return is_best
 
     def _save_model(self, number: int) -> None:
-        self._refuse_nonsense()
-        save_model(self._network, self.settings.prefix, number)
+        parameters = self._sound_parameters()
+        if self.group.is_first:
+            save_model(self._network, self.settings.prefix, number, parameters)
 
-    def _refuse_nonsense(self) -> None:
-        for name, array in self.trained.backbone.parameters().items():
+    def _sound_parameters(self) -> dict[str, mx.nd.NDArray]:
+        parameters = self.trained.backbone.parameters()
+        for name, array in parameters.items():
             if not np.isfinite(array.asnumpy()).all():
                 raise DivergedError(
                     f"step {self.step}: {name} holds NaN or infinite numbers; it was not saved. "
                     "Try a lower --lr or --clip-gradient, and --resume from the last state"
                 )
-        for shard in self.trained.head.store.shards:
-            if not np.isfinite(shard.weight.asnumpy()).all():
-                raise DivergedError(
-                    f"step {self.step}: class weights hold NaN or infinite numbers; they were not "
-                    "saved. Try a lower --lr, and --resume from the last state"
-                )
+        if not all(shard.is_finite() for shard in self.trained.head.store.shards):
+            self._refuse_classes("class weights hold NaN or infinite numbers")
+        return parameters
+
+    def _refuse_classes(self, reason: object) -> None:
+        raise DivergedError(
+            f"step {self.step}: {reason}; they were not saved. Try a lower --lr, and --resume from "
+            "the last state"
+        ) from None
 
     def _save_state(self) -> None:
-        self._refuse_nonsense()
+        self._sound_parameters()
         facts = {
             **self._facts,
             "epoch": self.epoch,
             "images_seen": self._seen,
             "settings": self.settings.as_json(),
         }
-        save_state(self._states, self.step, self.trained, facts)
-        prune_states(self._states, self.settings.keep)
+        try:
+            save_state(self.plan.states, self.step, self.trained, facts, self.group)
+        except NotFiniteError as error:
+            self._refuse_classes(error)
+        if self.group.is_first:
+            prune_states(self.plan.states, self.settings.keep)
 
     def _finish(self) -> None:
         if self._stopped_by:

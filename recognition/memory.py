@@ -52,8 +52,9 @@ def estimate_device(
     batch_size : int
         Of one device.
     head : dict
-        ``num_classes``, ``embedding_size``, ``batch_size`` (of all devices), ``devices`` that share
-        the classes, ``store``, ``chunk``, ``sample_rate`` or None, ``momentum``.
+        ``num_classes``, ``embedding_size``, ``batch_size`` (of all devices), ``devices`` and
+        ``processes`` that share the classes, ``store``, ``chunk``, ``sample_rate`` or None,
+        ``momentum``.
     """
     arguments, outputs, auxiliary = symbol.get_internals().infer_shape(
         data=(batch_size, *image_shape)
@@ -82,11 +83,12 @@ def estimate_device(
 
 
 def estimate_host(head: dict) -> int:
-    """Estimate what class weights in the host's memory will take, in bytes."""
+    """Estimate what class weights in the memory of one process's host will take, in bytes."""
     if head["store"] != "host":
         return 0
     copies = 2 if head["momentum"] else 1
-    return FLOAT * copies * head["num_classes"] * head["embedding_size"]
+    rows = -(-head["num_classes"] // head["processes"])
+    return FLOAT * copies * rows * head["embedding_size"]
 
 
 def check_fits(estimate: Estimate, free: int, where: str, sampled: bool) -> None:

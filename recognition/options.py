@@ -21,6 +21,7 @@ from dsoftmax import losses
 from dsoftmax.losses.presets import STORES
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition import networks
+from dsoftmax.recognition.memory import sampled_share
 from dsoftmax.recognition.networks.zoo import PREFIX as GLUONCV
 from dsoftmax.recognition.schedule import MODES
 from dsoftmax.tools.cli import default_threads, image_size, rate
@@ -218,9 +219,18 @@ def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
     add("--pretrained", default.pretrained, "prefix[,epoch] of a model to begin with")
     add("--pretrained-epoch", default.pretrained_epoch, "its epoch, if not in --pretrained")
     add("--init-classes", "normal", "first class weights", choices=("normal", "mean"))
-    add("--kvstore", default.kvstore, "how devices share gradients", choices=("device", "local"))
+    add(
+        "--kvstore",
+        default.kvstore,
+        "how devices share gradients; dist_sync: many processes on parameter servers",
+        choices=("device", "local", "dist_sync"),
+    )
     add("--fp16-scale", 0.0, "> 0: a float16 network, its loss scaled by this; for GPUs")
-    add("--store", "device", "where class weights are", choices=STORES)
+    parser.add_argument(
+        "--store",
+        choices=STORES,
+        help="where class weights are; device, but server for sampled classes with dist_sync",
+    )
     add("--rand-mirror", int(config.get("data_rand_mirror", 1)), "mirror at random", choices=(0, 1))
     add("--color", int(config.get("data_color", 0)), "jitter of colours: 0, 1 or 2")
     add("--cutoff", int(config.get("data_cutoff", 0)), "side of a square left blank at random")
@@ -373,6 +383,10 @@ def _settings(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
     targets = args.target.split(",") if args.target else config.get("val_targets", ())
     shape = config.get("image_shape")
     parallel = args.class_parallel
+    store = args.store
+    if store is None:
+        is_sampled = sampled_share(preset, loss_options) is not None
+        store = "server" if args.kvstore == "dist_sync" and is_sampled else "device"
     return Settings(
         network=args.network,
         loss=args.loss,
@@ -389,7 +403,7 @@ def _settings(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
         kvstore=args.kvstore,
         per_batch_size=args.per_batch_size,
         class_parallel=None if parallel is None else bool(parallel),
-        store=args.store,
+        store=store,
         chunk=args.chunk,
         lr=args.lr,
         lr_schedule=args.lr_schedule,

@@ -6,14 +6,15 @@ python -u recognition/train.py --network r50 --loss dsoftmax --dataset emore
 from __future__ import annotations
 
 import json
-import sys
 
 from dsoftmax.tools.cli import command
 from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
 
+from dsoftmax.recognition import processes, server  # noqa: E402
 from dsoftmax.recognition.loop import Run  # noqa: E402
+from dsoftmax.recognition.networks.flops import format_flops  # noqa: E402
 from dsoftmax.recognition.options import parse  # noqa: E402
 
 
@@ -21,20 +22,33 @@ from dsoftmax.recognition.options import parse  # noqa: E402
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     settings = parse(argv)
-    run = Run(settings)
-    print(f"gpu num: {sum(context.device_type == 'gpu' for context in run.contexts)}")
-    print(f"prefix {settings.prefix}")
-    print(f"image_size {list(run.pipeline.image_size)}")
-    print(f"num_classes {run.num_classes}")
-    print(f"Called with argument: {json.dumps(settings.as_json())}")
-    print(f"{run.trained.head!r}")
-    print(f"memory of a device: about {run.memory}")
-    for pack in run.packs:
-        print(f"ver {pack.name}")
-    print(f"lr_steps {list(settings.lr_steps)}", flush=True)
+    if settings.kvstore == "dist_sync" and not server.is_worker():
+        server.serve()
+        return 0
+    group = processes.join(settings.kvstore)
+    run = Run(settings, group)
+    if group.is_first:
+        describe(run)
     stopped_by = run.train()
+    group.close()
     return 128 + stopped_by if stopped_by else 0
 
 
+def describe(run: Run) -> None:
+    """Print what will be trained, as insightface's scripts do."""
+    settings, plan = run.settings, run.plan
+    print(f"gpu num: {sum(context.device_type == 'gpu' for context in run.contexts)}")
+    print(f"prefix {settings.prefix}")
+    print(f"image_size {list(run.pipeline.image_size)}")
+    print(f"num_classes {plan.num_classes}")
+    print(f"Called with argument: {json.dumps(settings.as_json())}")
+    print(f"Network FLOPs: {format_flops(plan.flops)}")
+    print(f"{run.trained.head!r}")
+    print(f"memory of a device: about {plan.memory}")
+    for pack in plan.packs:
+        print(f"ver {pack.name}")
+    print(f"lr_steps {list(settings.lr_steps)}", flush=True)
+
+
 if __name__ == "__main__":
-    sys.exit(main())
+    processes.leave(main())

@@ -65,10 +65,15 @@ def check_mxnet() -> None:
     is_cuda = any("-cu" in build for build in builds)
     if is_cuda:
         _load_cuda_libraries()
+    # A server or scheduler of a job would begin to serve in MXNet's own way when it is imported.
+    role = os.environ.pop("DMLC_ROLE", None)
     try:
         importlib.import_module("mxnet")
     except OSError as error:
         raise ImportError(_explain(error, "MXNet", is_cuda)) from None
+    finally:
+        if role is not None:
+            os.environ["DMLC_ROLE"] = role
 
 
 def check_opencv() -> None:

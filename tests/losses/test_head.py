@@ -192,6 +192,7 @@ def test_ten_steps_lower_the_loss(preset, rng):
 def test_stats_against_a_plain_loop(rng):
     weights, x = rng.normal(size=(20, 6)), rng.normal(size=(5, 6))
     labels = np.array([1, 2, 3, 3, 19])
+    x[:3] += 2 * weights[labels[:3]]  # some are right, some wrong
     unit = x / np.linalg.norm(x, axis=1, keepdims=True)
     cosines = unit @ (weights / np.linalg.norm(weights, axis=1, keepdims=True)).T
     for preset, options in (
@@ -205,14 +206,16 @@ def test_stats_against_a_plain_loop(rng):
         head.load_class_weights(weights)
         draw = head.sampler.draw(0, labels)
         loss = head(nd.array(x), labels)
-        negatives = []
+        negatives, is_right = [], []
         for row in range(5) if draw.rows is None else draw.rows:
             classes = set(range(20)) if draw.classes is None else set(draw.classes)
             if draw.labels_are_negatives:
                 classes |= set(labels)
             negatives.append([cosines[row, k] for k in classes - {labels[row]}])
+            is_right.append(cosines[row, labels[row]] > max(negatives[-1]))
         stats = head.stats
         every = np.concatenate(negatives)
+        assert stats["accuracy"] == pytest.approx(np.mean(is_right))
         assert stats["positive_cosine"] == pytest.approx(
             np.mean([cosines[row, label] for row, label in enumerate(labels)]), abs=1e-5
         )
@@ -222,6 +225,13 @@ def test_stats_against_a_plain_loop(rng):
         assert stats["inter_floor"] == pytest.approx(floor, abs=1e-5)
         total = stats["intra"] + stats["inter"]
         assert total == pytest.approx(loss.mean().asscalar(), rel=1e-5)
+
+
+def test_who_has_no_negatives_is_right(rng):
+    head = losses.create("dsoftmax", 1, 6)
+    head.initialize(mx.init.Normal(0.1))
+    head(nd.array(rng.normal(size=(5, 6))), np.zeros(5, int))
+    assert head.stats["accuracy"] == 1
 
 
 def test_repr_tells_its_story():

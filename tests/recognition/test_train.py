@@ -4,7 +4,9 @@ import csv
 import json
 import os
 import random
+import re
 import signal
+import struct
 import subprocess
 import sys
 import time
@@ -15,7 +17,7 @@ import numpy as np
 import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
-from dsoftmax.recognition import checkpoint, loop, memory, train
+from dsoftmax.recognition import checkpoint, loop, memory, plan, train
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.options import parse
@@ -102,6 +104,7 @@ class TestWholeRun:
             "image_size [32, 32]",
             "ver val",
             "lr_steps [9]",
+            "Network FLOPs: 4.3M",
             "call reset()",
             "lr change to 0.01",
             "testing verification..",
@@ -115,7 +118,7 @@ class TestWholeRun:
         assert "INFO:root:Epoch[0] Batch [0-2]\tSpeed: " in err
         log = (folder / "train.log").read_text()
         assert "[val][4]XNorm: " in log
-        assert "\tlossvalue=" in log
+        assert re.search(r"samples/sec\tacc=[01]\.\d{6}\tlossvalue=\d", log)
         config = json.loads((folder / "config.json").read_text())
         assert (config["lr"], config["resolved_num_classes"]) == (0.1, 5)
         with open(folder / "metrics.csv") as file:
@@ -123,6 +126,7 @@ class TestWholeRun:
         assert [int(row["step"]) for row in rows] == [2, 4, 6, 8, 10, 12]
         assert [float(row["lr"]) for row in rows] == pytest.approx([0.1] * 4 + [0.01] * 2)
         assert all(float(row["samples_per_second"]) > 0 for row in rows)
+        assert all(8 * float(row["accuracy"]) in range(9) for row in rows)
         with open(folder / "verification.csv") as file:
             assert [row["step"] for row in csv.DictReader(file)] == ["4", "8", "12"]
         assert (folder / "curves.png").stat().st_size > 10_000
@@ -271,6 +275,18 @@ class TestResume:
         assert train.main(made) == 0
         assert os.listdir(folder_of(made) / "states") == ["state-00000004"]
 
+    def test_a_table_without_a_column_of_today(self, flags):
+        made = flags(max_steps=4)
+        assert train.main(made) == 0
+        path = folder_of(made) / "metrics.csv"
+        with open(path) as file:
+            rows = [row[:3] + row[4:] for row in csv.reader(file)]  # no accuracy
+        path.write_text("".join(",".join(row) + "\n" for row in rows))
+        assert train.main([*flags(max_steps=6), "--resume"]) == 0
+        found = [row["accuracy"] for row in read_table(path)]
+        assert found[:2] == ["nan", "nan"]
+        assert 0 <= float(found[2]) <= 1
+
     def test_nothing_to_resume(self, flags, capsys):
         assert train.main([*flags(max_steps=2), "--resume"]) == 0
         assert "there is no saved state to resume from" in capsys.readouterr().out
@@ -318,6 +334,46 @@ def stop_after(steps, flags):
 
     run.train_step = stepping
     assert run.train() == signal.SIGTERM
+
+
+class TestTensorBoard:
+    def test_scalars_are_those_of_the_tables(self, flags):
+        pytest.importorskip("mxboard")
+        made = flags(tensorboard=True)
+        assert train.main(made) == 0
+        (path,) = (folder_of(made) / "tensorboard").iterdir()
+        found = {(tag, step): value for step, tag, value in read_events(path.read_bytes())}
+        expected = {}
+        for row in read_table(folder_of(made) / "metrics.csv"):
+            for name in set(row) - {"step", "epoch"}:
+                expected[name, int(row["step"])] = float(row[name])
+        for row in read_table(folder_of(made) / "verification.csv"):
+            expected["accuracy/val", int(row["step"])] = float(row["accuracy"])
+        assert len(expected) == 6 * 8 + 3
+        for key, value in expected.items():
+            assert found[key] == pytest.approx(value, rel=1e-6)
+        assert {tag for tag, _ in set(found) - set(expected)} == {"samples_per_second"}
+
+    def test_without_its_extra(self, flags, monkeypatch, capsys):
+        monkeypatch.setitem(sys.modules, "mxboard", None)
+        made = flags(tensorboard=True)
+        assert train.main(made) == 2
+        err = capsys.readouterr().err
+        assert "--tensorboard needs its extra: pip install 'dsoftmax[tensorboard]'" in err
+        assert err.count("\n") == 1
+        assert not folder_of(made).exists()
+
+
+def read_events(content):
+    """Yield (step, tag, value) of an event file: length, its checksum, event, its checksum."""
+    from mxboard.proto.event_pb2 import Event
+
+    while content:
+        (length,) = struct.unpack_from("<Q", content)
+        event = Event.FromString(content[12 : 12 + length])
+        for value in event.summary.value:
+            yield event.step, value.tag, value.simple_value
+        content = content[16 + length :]
 
 
 class TestSignals:
@@ -418,6 +474,19 @@ class TestCheckpoints:
 
 
 class TestDivergence:
+    def test_a_verification_that_fails_ends_no_run(self, flags, monkeypatch, capsys):
+        """Moving averages of a few steps may overflow a deep network that trains well."""
+
+        def overflow(*_, **__):
+            raise ValueError("80 of 80 embeddings hold NaN")
+
+        monkeypatch.setattr(loop, "evaluate", overflow)
+        made = flags(max_steps=4)
+        assert train.main(made) == 0
+        assert "[val][4]not verified: 80 of 80 embeddings hold NaN" in capsys.readouterr().out
+        assert newest(made).name == "state-00000004"
+        assert (folder_of(made) / "model-0001.params").exists()
+
     def test_a_nan_stops_the_run_before_it_is_saved(self, flags, capsys):
         made = flags(lr="1e30", max_steps=50, lr_steps="", verbose=1000, target="none")
         assert train.main(made) == 2
@@ -630,7 +699,7 @@ class TestRefused:
         assert "Not a directory" in capsys.readouterr().err
 
     def test_a_run_that_cannot_fit(self, flags, monkeypatch, capsys):
-        monkeypatch.setattr(loop, "available_bytes", lambda: 10**6)
+        monkeypatch.setattr(plan, "available_bytes", lambda: 10**6)
         assert train.main(flags(num_classes=200_000)) == 2
         err = capsys.readouterr().err
         assert "the run needs about" in err

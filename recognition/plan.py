@@ -1,0 +1,239 @@
+"""What a run will be made of, and what is refused of it before anything is trained or written."""
+
+from __future__ import annotations
+
+import glob
+import json
+import os
+import sys
+
+import mxnet as mx
+
+from dsoftmax.losses.groups import ALONE, Group
+from dsoftmax.recognition import memory, networks
+from dsoftmax.recognition.checkpoint import list_states
+from dsoftmax.recognition.data.augment import Augmentation
+from dsoftmax.recognition.data.packs import Pack, read_pack
+from dsoftmax.recognition.data.pipeline import Pipeline
+from dsoftmax.recognition.data.records import Records
+from dsoftmax.recognition.devices import usable_contexts
+from dsoftmax.recognition.log import import_mxboard
+from dsoftmax.recognition.networks.files import to_symbol
+from dsoftmax.recognition.networks.flops import count_flops
+from dsoftmax.recognition.options import MANY_CLASSES, Settings
+from dsoftmax.recognition.parallel import map_ordered
+from dsoftmax.recognition.schedule import learning_rate
+from dsoftmax.tools.measuring import available_bytes
+
+
+class Plan:
+    """Devices, data, network, schedule and folder of a run: opened, made and found to be sound.
+
+    Nothing is allocated on a device, and nothing written.
+
+    Parameters
+    ----------
+    settings : Settings
+    group : Group
+        The processes of the run.
+
+    Attributes
+    ----------
+    contexts : list of mx.Context
+    batch_size : int
+        Of all contexts of all processes.
+    pipeline : Pipeline
+    num_classes : int
+    is_class_parallel : bool
+        Whether the class weights are split over the contexts.
+    packs : list of Pack
+        To verify on; only the first process does.
+    network : Network
+        Without parameters yet.
+    flops : int
+        Of the network, for one image.
+    memory : memory.Estimate
+        Of a device.
+    states : str
+        The folder of saved states.
+    total_steps : int
+        `sys.maxsize` for a run without an end.
+    rate_at : callable
+        The learning rate of a step.
+    notes : list of str
+        What the log should tell.
+    """
+
+    def __init__(self, settings: Settings, group: Group = ALONE):
+        self.settings = settings
+        self.group = group
+        self.notes: list[str] = []
+        self.contexts = usable_contexts(settings.devices)
+        self.batch_size = settings.per_batch_size * len(self.contexts) * group.size
+        self._check_devices()
+        self.pipeline = self._open_data()
+        self.num_classes = self._count_classes()
+        self.is_class_parallel = self._splits_classes()
+        self._check_agreement()
+        self.packs = self._open_packs() if group.is_first else []
+        self.network = self._make_network()
+        symbol, image_shape = to_symbol(self.network), (3, *self.pipeline.image_size)
+        self.flops = count_flops(symbol, image_shape)
+        self.memory = self._check_memory(symbol, image_shape)
+        self.states = os.path.join(settings.folder, "states")
+        if group.is_first:
+            self._check_folder()
+            if settings.tensorboard:
+                import_mxboard()
+        end = settings.max_steps or settings.end_epoch * len(self.pipeline)
+        self.total_steps = end or sys.maxsize
+        self.rate_at = learning_rate(
+            settings.lr_schedule,
+            settings.lr,
+            end,
+            settings.lr_steps,
+            warmup_steps=settings.warmup_steps,
+        )
+
+    def _check_devices(self) -> None:
+        if self.contexts[0].device_type != "cpu":
+            return
+        if self.settings.sync_bn:
+            raise ValueError("--sync-bn is for GPUs: contexts of a CPU take turns and never meet")
+        if self.settings.fp16_scale:
+            raise ValueError("--fp16-scale is for GPUs: MXNet multiplies no float16 on CPUs")
+
+    def _open_data(self) -> Pipeline:
+        s = self.settings
+        return Pipeline(
+            Records(s.data_dir),
+            s.per_batch_size * len(self.contexts),
+            s.image_size,
+            Augmentation(mirror=s.mirror, color=s.color, cutoff=s.cutoff),
+            seed=s.seed,
+            shard=(self.group.rank, self.group.size),
+            min_images=s.images_filter,
+            remap_labels=s.images_filter > 1,
+            threads=s.threads,
+        )
+
+    def _count_classes(self) -> int:
+        found, wanted = self.pipeline.num_classes, self.settings.num_classes
+        if wanted:
+            highest = int(self.pipeline.images_and_classes()[1].max())
+            if highest >= wanted:
+                raise ValueError(
+                    f"{self.pipeline.records.path}: it has the label {highest}, but there are to "
+                    f"be {wanted} classes, 0 to {wanted - 1}: mend --num-classes or the dataset"
+                )
+            return wanted
+        return found
+
+    def _splits_classes(self) -> bool:
+        chosen = self.settings.class_parallel
+        if chosen is None:
+            return len(self.contexts) > 1 and self.num_classes >= MANY_CLASSES
+        return chosen
+
+    def _check_agreement(self) -> None:
+        """Refuse processes that would not train the same model on the same data."""
+        mine = json.loads(json.dumps(self.settings.as_json()))
+        for name in ("data_dir", "models_root", "threads", "resume", "extra_model_name"):
+            mine.pop(name)  # may well differ from host to host
+        mine["images"], mine["classes"] = self.pipeline.num_images, self.num_classes
+        mine["devices"] = len(self.contexts)
+        for rank, theirs in enumerate(self.group.gather_json("plan", mine)):
+            differing = [name for name in mine if mine[name] != theirs.get(name)]
+            if differing:
+                name = differing[0]
+                raise ValueError(
+                    f"the processes do not agree: {name} is {mine[name]} in process "
+                    f"{self.group.rank} and {theirs.get(name)} in process {rank}"
+                )
+
+    def _open_packs(self) -> list[Pack]:
+        packs = []
+        for target in self.settings.val_targets:
+            path = os.path.join(self.settings.data_dir, f"{target}.bin")
+            if os.path.exists(path):
+                packs.append(self._check_pack(read_pack(path)))
+            else:
+                self.notes.append(f"there is no {path} to verify on")
+        return packs
+
+    def _check_pack(self, pack: Pack) -> Pack:
+        """Decode all of it: a broken image must not end the run at its first verification."""
+        if len(pack) < 2:
+            raise ValueError(f"{pack.name}.bin: one pair is too few to verify on")
+        for _ in map_ordered(pack.decode, range(2 * len(pack)), self.settings.threads):
+            pass
+        return pack
+
+    def _make_network(self) -> networks.Network:
+        s = self.settings
+        try:
+            return networks.create(
+                s.architecture,
+                s.embedding_size,
+                image_size=self.pipeline.image_size,
+                sync_devices=len(self.contexts) if s.sync_bn else 1,
+                **s.network_options,
+            )
+        except mx.MXNetError as error:
+            height, width = self.pipeline.image_size
+            raise ValueError(
+                f"--network {s.network} can't be made for images of {height}x{width}: "
+                f"{str(error).strip().splitlines()[-1]}"
+            ) from None
+
+    def _check_memory(
+        self, symbol: mx.sym.Symbol, image_shape: tuple[int, int, int]
+    ) -> memory.Estimate:
+        """Return what a device will hold, if all of it fits."""
+        s = self.settings
+        options = dict(s.loss_options)
+        share = memory.sampled_share(options.pop("preset"), options)
+        head = {
+            "num_classes": self.num_classes,
+            "embedding_size": s.embedding_size,
+            "batch_size": self.batch_size,
+            "devices": self.group.size * (len(self.contexts) if self.is_class_parallel else 1),
+            "processes": self.group.size,
+            "store": s.store,
+            "chunk": s.chunk,
+            "sample_rate": share,
+            "momentum": s.mom,
+        }
+        estimate = memory.estimate_device(symbol, image_shape, s.per_batch_size, head)
+        first = self.contexts[0]
+        if first.device_type == "cpu":  # all contexts and the host share one memory
+            others = len(self.contexts) - 1
+            whole = memory.Estimate(
+                *(
+                    value * (1 + others * (name != "classes" or self.is_class_parallel))
+                    for name, value in estimate._asdict().items()
+                )
+            )
+            whole = whole._replace(classes=whole.classes + memory.estimate_host(head))
+            memory.check_fits(whole, available_bytes(), "this machine", bool(share))
+        else:
+            free, _ = mx.context.gpu_memory_info(first.device_id)
+            memory.check_fits(estimate, free, str(first), bool(share))
+        return estimate
+
+    def _check_folder(self) -> None:
+        """Refuse to overwrite what an earlier run, or insightface, has left."""
+        folder = self.settings.folder
+        if list_states(self.states) and not self.settings.resume:
+            raise FileExistsError(
+                f"{folder} holds the states of an earlier run: go on with it by --resume, or give "
+                "this one another name by --extra-model-name"
+            )
+        is_ours = os.path.exists(os.path.join(folder, "config.json"))
+        if glob.glob(glob.escape(self.settings.prefix) + "-*.params") and not (
+            is_ours and self.settings.resume
+        ):
+            raise FileExistsError(
+                f"{folder} holds models: give this run another name by --extra-model-name, or "
+                "another --models-root"
+            )

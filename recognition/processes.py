@@ -1,0 +1,90 @@
+"""The processes of a training job: how this one joins them, and how it leaves."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+
+from mxnet import nd
+
+from dsoftmax.losses.groups import ALONE, Group
+from dsoftmax.losses.servers import ServerGroup
+
+# What the launchers of Horovod (Gloo, Open MPI) tell their processes.
+HOROVOD_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+
+class HorovodGroup(Group):
+    """The processes that ``horovodrun`` started."""
+
+    def __init__(self):
+        try:
+            import horovod.mxnet as hvd
+        except ImportError as error:
+            raise ValueError(
+                "this process was started by horovodrun, but Horovod can't be imported here "
+                f"({error}): see 'Many machines' in the README for how to install it"
+            ) from None
+        hvd.init()
+        self._hvd = hvd
+        self.rank, self.size = hvd.rank(), hvd.size()
+
+    def sum_arrays(self, name: str, arrays: list[nd.NDArray]) -> list[nd.NDArray]:
+        """Return the sums over all processes of some arrays, each on its array's context."""
+        if self.size == 1:
+            return arrays
+        return [
+            self._hvd.allreduce(array, average=False, name=f"{name}.{place}")
+            for place, array in enumerate(arrays)
+        ]
+
+    def gather(self, name: str, array: nd.NDArray) -> nd.NDArray:
+        """Return the arrays (n, ...) of all processes, one below the other: (size * n, ...)."""
+        return array if self.size == 1 else self._hvd.allgather(array, name=name)
+
+    def close(self) -> None:
+        """Leave, when all others do."""
+        nd.waitall()
+        self._hvd.shutdown()
+
+
+def join(kvstore: str) -> Group:
+    """Join the processes that were started together; one alone is a group of itself.
+
+    Parameters
+    ----------
+    kvstore : str
+        As of ``--kvstore``: ``dist_sync`` is MXNet's parameter server.
+    """
+    started_by_horovod = any(int(os.environ.get(name, 1)) > 1 for name in HOROVOD_VARIABLES)
+    if not kvstore.startswith("dist"):
+        group = HorovodGroup() if started_by_horovod else ALONE
+    elif started_by_horovod:
+        raise ValueError("--kvstore dist_sync is not for processes that horovodrun started")
+    elif "DMLC_PS_ROOT_URI" not in os.environ:
+        raise ValueError(
+            "--kvstore dist_sync needs a scheduler and servers: start the job by tools/launch.py"
+        )
+    else:
+        group = ServerGroup()
+    if group is not ALONE:
+        sys.excepthook = _die_at_once
+    return group
+
+
+def _die_at_once(kind, error, trace) -> None:
+    traceback.print_exception(kind, error, trace)
+    leave(1)
+
+
+def leave(code: int) -> None:
+    """End this process; in a group at once, as an engine may wait for processes that wait for it.
+
+    Whoever started the group sees the code and stops the others.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if sys.excepthook is _die_at_once:
+        os._exit(code)
+    sys.exit(code)
