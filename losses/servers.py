@@ -5,7 +5,9 @@ themselves. A worker pulls the rows that a step uses of its share of the classes
 gradients. Rows are split over keys of less than 2^31 bytes, and by MXNet over the servers.
 
 What MXNet does not forgive is kept here: rows are pushed sorted, distinct and within the key; all
-workers push each key once a step; nothing is pending when the servers are told something new.
+workers push each key once a step; a key is used again only when what was sent and asked for before
+has arrived, as MXNet keeps no order between the two; nothing is pending when the servers are told
+something new.
 """
 
 from __future__ import annotations
@@ -62,6 +64,8 @@ class ServerGroup(Group):
         sums = [nd.empty(array.shape, array.context, array.dtype) for array in arrays]
         for key, total in zip(keys, sums):
             self.kv.pull(key, out=total)
+        for total in sums:
+            total.wait_to_read()
         return sums
 
     def _key(self, name: str, place: int, array: nd.NDArray) -> int:
@@ -137,6 +141,7 @@ class ServerStore(ClassStore):
         self, num_classes: int, width: int, contexts: list[mx.Context], group: ServerGroup
     ):
         super().__init__(num_classes, width, contexts, True, group)
+        self._has_pushed = False
         rows = LARGEST_KEY // (4 * width)
         self._key_borders = [*range(0, num_classes, rows), num_classes]
         for number, (start, stop) in enumerate(self._key_ranges()):
@@ -196,6 +201,7 @@ class ServerStore(ClassStore):
                 yield
 
     def _write_rows(self, kind, start: int, rows) -> None:
+        self._settle()
         stop = start + len(rows)
         for number, (first, last) in enumerate(self._key_ranges()):
             low, high = max(start, first), min(stop, last)
@@ -211,6 +217,7 @@ class ServerStore(ClassStore):
     def pull(self, classes: np.ndarray, kind=None) -> nd.NDArray:
         """Return the weights of some classes, sorted and distinct: (n, D) on the CPU."""
         self._check(classes)
+        self._settle()
         parts = []
         for number, (first, last) in enumerate(self._key_ranges()):
             low, high = np.searchsorted(classes, (first, last))
@@ -230,10 +237,17 @@ class ServerStore(ClassStore):
         All workers must call it for each update, with nothing where they have nothing.
         """
         self._check(classes)
+        self._settle()
         for number, (first, last) in enumerate(self._key_ranges()):
             low, high = np.searchsorted(classes, (first, last))
             values = None if low == high else gradients[low:high]
             self._push_rows(_weights(number), last - first, classes[low:high] - first, values)
+
+    def _settle(self) -> None:
+        """Wait until the servers have all that was pushed."""
+        if self._has_pushed:
+            nd.waitall()
+            self._has_pushed = False
 
     def _check(self, classes: np.ndarray) -> None:
         """Refuse what would crash the servers, or what they would drop without a word."""
@@ -252,6 +266,7 @@ class ServerStore(ClassStore):
         else:
             array = nd.sparse.zeros("row_sparse", shape)
         self.group.kv.push(key, array)
+        self._has_pushed = True
 
 
 def _weights(number: int) -> int:

@@ -23,7 +23,7 @@ class Backbone:
     Parameters
     ----------
     network : Network
-        Initialized on all contexts.
+        Initialized on all contexts; it must have run once.
     contexts : list of mx.Context
         Each gets a part of a batch. The embeddings are gathered on the first.
     optimizer_params : dict
@@ -63,6 +63,7 @@ class Backbone:
             kvstore=kvstore if len(contexts) > 1 else None,
             update_on_kvstore=False,
         )
+        self._begin_trainer()
 
     def forward(self, images: np.ndarray) -> nd.NDArray:
         """Return the embeddings of a batch, (B, D) float32, with a place for their gradient.
@@ -174,7 +175,6 @@ class Backbone:
                 f"it is of another network: {len(differing)} parameters differ, {differing[0]} "
                 "among them"
             )
-        self._begin_trainer()
         first = self._group.rank * len(self.contexts)
         for name, parameter in parameters.items():
             copies = [saved[key] for key in saved if key.partition("@")[0] == name]
@@ -187,7 +187,8 @@ class Backbone:
     def _begin_trainer(self) -> None:
         """Have the trainer do now what it would do before its first update.
 
-        It copies the first context's parameters to the others then, moving averages included.
+        It copies the first context's parameters to the others then, moving averages included: the
+        others would lose those of their first batch.
         """
         if not self._trainer._kv_initialized:
             self._trainer._init_kvstore()
@@ -196,7 +197,6 @@ class Backbone:
 
     def momenta(self) -> dict[str, nd.NDArray]:
         """Return what the optimizer keeps of each parameter: nothing before the first update."""
-        self._begin_trainer()
         names = [parameter.name for parameter in self._trainer._params]
         found = {}
         for number, state in self._trainer._updaters[0].states.items():
@@ -206,7 +206,6 @@ class Backbone:
 
     def load_momenta(self, saved: dict[str, nd.NDArray]) -> None:
         """Set what the optimizer keeps, on all contexts."""
-        self._begin_trainer()
         if not saved:
             return
         optimizer = self._trainer._optimizer
