@@ -31,10 +31,32 @@ from dsoftmax.losses.trainer import HeadTrainer
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
 
-# Keys below are sums over workers; from here on, weights have the even ones and momenta the odd.
-FIRST_CLASS_KEY = 1 << 20
+FIRST_CLASS_KEY = 1 << 20  # those below are sums over workers
 LARGEST_KEY = (1 << 31) - 1  # bytes of an array that MXNet's servers take
 COMMAND = 0
+
+
+def _weights(number: int) -> int:
+    """Return the key of the weights of a range of classes."""
+    return FIRST_CLASS_KEY + 2 * _servers() * number
+
+
+def _momenta(number: int) -> int:
+    """Return the key of their momenta.
+
+    A small array is on one server, by its key modulo the number of servers: the same one's.
+    """
+    return _weights(number) + _servers()
+
+
+def weights_of_momenta(key: int) -> int | None:
+    """Return the key of the weights whose momenta have this key; None if it is not one of those."""
+    pair, is_momenta = divmod((key - FIRST_CLASS_KEY) // _servers(), 2)
+    return _weights(pair) if is_momenta else None
+
+
+def _servers() -> int:
+    return int(os.environ["DMLC_NUM_SERVER"])
 
 
 class ServerGroup(Group):
@@ -267,14 +289,6 @@ class ServerStore(ClassStore):
             array = nd.sparse.zeros("row_sparse", shape)
         self.group.kv.push(key, array)
         self._has_pushed = True
-
-
-def _weights(number: int) -> int:
-    return FIRST_CLASS_KEY + 2 * number
-
-
-def _momenta(number: int) -> int:
-    return FIRST_CLASS_KEY + 2 * number + 1
 
 
 class ServerTrainer(HeadTrainer):

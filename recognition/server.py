@@ -17,7 +17,7 @@ import mxnet as mx
 from mxnet import nd
 from mxnet.kvstore.kvstore_server import KVStoreServer
 
-from dsoftmax.losses.servers import FIRST_CLASS_KEY
+from dsoftmax.losses.servers import FIRST_CLASS_KEY, weights_of_momenta
 
 
 def is_worker() -> bool:
@@ -74,11 +74,13 @@ class Updates:
         """Change the array of a key by the sum of what all workers pushed."""
         if key < FIRST_CLASS_KEY:
             array[:] = pushed
-        elif self._is_assigning:
+            return
+        weights = weights_of_momenta(key)
+        if self._is_assigning:
             # w - lr (g + wd w) is g: the only exact way to set rows of a row-sparse array in place.
             nd.sgd_update(array, pushed, out=array, lr=-1.0, wd=-1.0, lazy_update=True)
-        elif (key - FIRST_CLASS_KEY) % 2:
-            self._momenta[key - 1] = array
+        elif weights is not None:
+            self._momenta[weights] = array
         elif self._sgd["momentum"]:
             nd.sgd_mom_update(
                 array, pushed, self._momenta[key], out=array, lazy_update=True, **self._sgd

@@ -6,13 +6,20 @@ python -u recognition/train.py --network r50 --loss dsoftmax --dataset emore
 from __future__ import annotations
 
 import json
+import sys
 
 from dsoftmax.tools.cli import command
 from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
 
-from dsoftmax.recognition import processes, server  # noqa: E402
+from dsoftmax.recognition import server  # noqa: E402
+
+if __name__ == "__main__" and not server.is_worker():
+    server.serve()  # without all that only workers need
+    sys.exit()
+
+from dsoftmax.recognition import processes  # noqa: E402
 from dsoftmax.recognition.loop import Run  # noqa: E402
 from dsoftmax.recognition.networks.flops import format_flops  # noqa: E402
 from dsoftmax.recognition.options import parse  # noqa: E402
@@ -22,9 +29,6 @@ from dsoftmax.recognition.options import parse  # noqa: E402
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     settings = parse(argv)
-    if settings.kvstore == "dist_sync" and not server.is_worker():
-        server.serve()
-        return 0
     group = processes.join(settings.kvstore)
     run = Run(settings, group)
     if group.is_first:
