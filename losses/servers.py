@@ -72,6 +72,7 @@ class ServerGroup(Group):
         self.size = self.kv.num_workers
         self.rank = int(os.environ.get("DSOFTMAX_RANK", self.kv.rank))
         self._keys: dict[tuple, int] = {}
+        self.ranges_of_classes = 0  # that have keys
         if self.is_first:
             self.tell_servers({})  # they begin to work when they are told something
         self.barrier()
@@ -166,7 +167,9 @@ class ServerStore(ClassStore):
         self._has_pushed = False
         rows = LARGEST_KEY // (4 * width)
         self._key_borders = [*range(0, num_classes, rows), num_classes]
-        for number, (start, stop) in enumerate(self._key_ranges()):
+        self._first_range = group.ranges_of_classes
+        group.ranges_of_classes += len(self._key_borders) - 1
+        for number, start, stop in self._key_ranges():
             for key in (_weights(number), _momenta(number)):
                 self._create(key, stop - start)
             # The servers get to know the array of momenta when they are sent nothing for it.
@@ -185,8 +188,10 @@ class ServerStore(ClassStore):
             array = nd.sparse.row_sparse_array((nd.zeros(shape), rows), shape=shape)
         self.group.kv.init(key, array)
 
-    def _key_ranges(self) -> Iterator[tuple[int, int]]:
-        return zip(self._key_borders, self._key_borders[1:])
+    def _key_ranges(self) -> Iterator[tuple[int, int, int]]:
+        """Yield the number of each range of classes that has keys, its first class and its end."""
+        for place, (start, stop) in enumerate(zip(self._key_borders, self._key_borders[1:])):
+            yield self._first_range + place, start, stop
 
     def initialize(self, initializer: mx.init.Initializer, seed: int) -> None:
         """Draw all weights anew: the same ones for a seed, however they are split."""
@@ -225,7 +230,7 @@ class ServerStore(ClassStore):
     def _write_rows(self, kind, start: int, rows) -> None:
         self._settle()
         stop = start + len(rows)
-        for number, (first, last) in enumerate(self._key_ranges()):
+        for number, first, last in self._key_ranges():
             low, high = max(start, first), min(stop, last)
             if low >= high:
                 continue
@@ -241,7 +246,7 @@ class ServerStore(ClassStore):
         self._check(classes)
         self._settle()
         parts = []
-        for number, (first, last) in enumerate(self._key_ranges()):
+        for number, first, last in self._key_ranges():
             low, high = np.searchsorted(classes, (first, last))
             if low == high:
                 continue
@@ -260,7 +265,7 @@ class ServerStore(ClassStore):
         """
         self._check(classes)
         self._settle()
-        for number, (first, last) in enumerate(self._key_ranges()):
+        for number, first, last in self._key_ranges():
             low, high = np.searchsorted(classes, (first, last))
             values = None if low == high else gradients[low:high]
             self._push_rows(_weights(number), last - first, classes[low:high] - first, values)
@@ -273,12 +278,12 @@ class ServerStore(ClassStore):
 
     def _check(self, classes: np.ndarray) -> None:
         """Refuse what would crash the servers, or what they would drop without a word."""
+        if (np.diff(classes) <= 0).any():
+            raise ValueError("classes must be sorted and distinct")
         if len(classes) and not 0 <= classes[0] <= classes[-1] < self.shape[0]:
             raise ValueError(
                 f"classes {classes[0]} to {classes[-1]} are not within 0 to {self.shape[0] - 1}"
             )
-        if (np.diff(classes) <= 0).any():
-            raise ValueError("classes must be sorted and distinct")
 
     def _push_rows(self, key: int, count: int, rows: np.ndarray, values) -> None:
         shape = (count, self.shape[1])

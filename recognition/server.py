@@ -13,11 +13,15 @@ import sys
 import traceback
 from typing import Any, Callable
 
-import mxnet as mx
-from mxnet import nd
-from mxnet.kvstore.kvstore_server import KVStoreServer
+from dsoftmax.tools.preflight import check_mxnet
 
-from dsoftmax.losses.servers import FIRST_CLASS_KEY, weights_of_momenta
+check_mxnet()  # by a plain import MXNet would begin to serve in its own way
+
+import mxnet as mx  # noqa: E402
+from mxnet import nd  # noqa: E402
+from mxnet.kvstore.kvstore_server import KVStoreServer  # noqa: E402
+
+from dsoftmax.losses.servers import FIRST_CLASS_KEY, weights_of_momenta  # noqa: E402
 
 
 def is_worker() -> bool:

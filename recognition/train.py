@@ -8,21 +8,17 @@ from __future__ import annotations
 import json
 import sys
 
+from dsoftmax.recognition import server
 from dsoftmax.tools.cli import command
-from dsoftmax.tools.preflight import check_mxnet
-
-check_mxnet()
-
-from dsoftmax.recognition import server  # noqa: E402
 
 if __name__ == "__main__" and not server.is_worker():
     server.serve()  # without all that only workers need
     sys.exit()
 
-from dsoftmax.recognition import processes  # noqa: E402
-from dsoftmax.recognition.loop import Run  # noqa: E402
-from dsoftmax.recognition.networks.flops import format_flops  # noqa: E402
-from dsoftmax.recognition.options import parse  # noqa: E402
+from dsoftmax.recognition import processes
+from dsoftmax.recognition.loop import Run
+from dsoftmax.recognition.networks.flops import format_flops
+from dsoftmax.recognition.options import parse
 
 
 @command

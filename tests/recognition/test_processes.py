@@ -1,0 +1,379 @@
+"""Jobs of several processes on MXNet's parameter server, by the real launcher, on loopback."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import nd
+
+from dsoftmax.losses.groups import Group
+from dsoftmax.losses.servers import FIRST_CLASS_KEY, ServerStore, weights_of_momenta
+from dsoftmax.recognition import checkpoint, plan, processes, server, train
+from dsoftmax.recognition.data.records import RecordWriter
+from dsoftmax.recognition.options import parse
+from dsoftmax.tools import launch
+from tests.conftest import make_image
+from tests.recognition import job_of_heads
+
+import cv2  # isort: skip
+
+PYTHON = [sys.executable, "-W", "ignore"]
+SPLIT = ("--env", "MXNET_KVSTORE_BIGARRAY_BOUND=100")  # small arrays on all servers, as large ones
+
+
+def launched(workers, servers, command, *flags):
+    """Return the command line of a job."""
+    numbers = ["-n", str(workers), "-s", str(servers)]
+    return [*PYTHON, launch.__file__, *numbers, *flags, "--", *map(str, command)]
+
+
+def run(command, timeout=120):
+    """Run a job; return its exit code and what it printed."""
+    done = subprocess.run(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
+    )
+    return done.returncode, done.stdout
+
+
+@pytest.fixture(scope="module")
+def faces(tmp_path_factory):
+    """Write a dataset of 12 identities."""
+    folder = tmp_path_factory.mktemp("job") / "faces"
+    draw = np.random.default_rng(1)
+    with RecordWriter(folder, image_size=(32, 32)) as writer:
+        for label in range(12):
+            for _ in range(8):
+                writer.add(label, cv2.imencode(".jpg", make_image(draw))[1].tobytes())
+    return folder
+
+
+@pytest.fixture
+def flags(faces, tmp_path):
+    """Return the flags of a short run."""
+
+    def make(name, *more):
+        common = "--network tiny --dataset few --target none --emb-size 16 --per-batch-size 8"
+        numbers = "--lr-steps 7 --max-steps 10 --verbose 5 --frequent 5 --threads 1 --seed 5"
+        folders = ["--data-dir", faces, "--models-root", tmp_path / name]
+        return [*map(str, [*common.split(), *numbers.split(), *folders, *more])]
+
+    return make
+
+
+def states_of(made):
+    return checkpoint.list_states(os.path.join(parse(made).folder, "states"))
+
+
+def assert_same_bits(one, other):
+    """Compare the newest states of two runs."""
+    one, other = (Path(states_of(made)[0]) for made in (one, other))
+    assert one.name == other.name
+    for name in checkpoint.FILES[:2]:
+        a, b = (nd.load(str(path / name)) for path in (one, other))
+        assert set(a) == set(b)
+        for key in a:
+            np.testing.assert_array_equal(a[key].asnumpy(), b[key].asnumpy(), err_msg=key)
+    for name in checkpoint.FILES[2:]:
+        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+
+
+class TestHeads:
+    @pytest.fixture(scope="class")
+    def found(self, tmp_path_factory):
+        """Run all heads in one job of two workers and two servers."""
+        folder = tmp_path_factory.mktemp("heads")
+        command = [*PYTHON, job_of_heads.__file__, folder, "dist_sync"]
+        code, output = run(launched(2, 2, command, *SPLIT))
+        assert code == 0, output[-3000:]
+        return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
+
+    def test_what_is_exchanged(self, found):
+        for one in found:
+            assert (one["rank"], one["size"]) == (found.index(one), 2)
+            exchanged = one["exchanged"]
+            assert exchanged["sum"] == [[3.0] * 3] * 2
+            assert exchanged["repeated"] == [[10.0 * turn, 10.0 * turn + 1] for turn in range(30)]
+            assert exchanged["integers"] == [(1 << 40) - 1, -1, (1 << 40) + 2, -1]
+            assert exchanged["json"] == [{"rank": 0, "text": ""}, {"rank": 1, "text": "é"}]
+            assert exchanged["odd sizes"] == [[3.0], [3.0] * 3, [3.0] * 5]
+            assert exchanged["broadcast"] == {
+                "a": ["int64", [0, 1, 2]],
+                "b": ["float64", [[0.1]]],
+            }
+
+    @pytest.mark.parametrize("case", job_of_heads.CASES)
+    def test_as_one_process_with_two_devices(self, found, case):
+        for one in found:
+            assert one[case] == dict.fromkeys(one[case], 0.0)
+
+
+class TestTraining:
+    def test_servers_then_other_numbers_then_alone(self, flags):
+        """Weights, momenta, position: all is taken up exactly by another number of everything."""
+        sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25")
+        alone = ("--devices", "cpu:2", "--class-parallel", "1")
+        served = ("--kvstore", "dist_sync")
+        whole = flags("whole", *sampled, *alone)
+        assert train.main(whole) == 0
+        two = flags("part", *sampled, *served, "--devices", "cpu", "--max-steps", "5")
+        code, output = run(launched(2, 2, [*PYTHON, train.__file__, *two], *SPLIT))
+        assert code == 0, output[-3000:]
+        assert "[worker 0] call reset()" in output
+        assert "[worker 1] call reset()" not in output  # the first one tells
+        one = flags("part", *sampled, *served, *alone, "--max-steps", "8", "--resume")
+        code, output = run(launched(1, 3, [*PYTHON, train.__file__, *one]))
+        assert code == 0, output[-3000:]
+        assert "resumed with store" not in output
+        part = flags("part", *sampled, *alone, "--resume")
+        assert train.main(part) == 0
+        assert_same_bits(whole, part)
+
+    def test_all_classes_split_over_workers(self, flags):
+        whole = flags("whole", "--loss", "dsoftmax", "--devices", "cpu:2", "--class-parallel", "1")
+        assert train.main(whole) == 0
+        part = flags("part", "--loss", "dsoftmax", "--devices", "cpu", "--kvstore", "dist_sync")
+        code, output = run(launched(2, 1, [*PYTHON, train.__file__, *part]))
+        assert code == 0, output[-3000:]
+        assert_same_bits(whole, part)
+        one, other = (f"{parse(made).prefix}-0000.params" for made in (whole, part))
+        saved, expected = nd.load(other), nd.load(one)
+        for key in expected:
+            np.testing.assert_array_equal(saved[key].asnumpy(), expected[key].asnumpy())
+
+
+def processes_of(text):
+    """Return the role and number of each process whose command line holds a text."""
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            if text.encode() not in (entry / "cmdline").read_bytes():
+                continue
+            environment = (entry / "environ").read_bytes().split(b"\0")
+        except OSError:  # it has left
+            continue
+        variables = dict(line.decode().partition("=")[::2] for line in environment if line)
+        role = variables.get("DMLC_ROLE", "launcher")
+        found[int(entry.name)] = role + variables.get("DSOFTMAX_RANK", "")
+    return found
+
+
+def is_python(pid):
+    """Say whether it is the process itself, not a shell that watches it."""
+    return os.readlink(f"/proc/{pid}/exe") == os.readlink("/proc/self/exe")
+
+
+class TestFaults:
+    @pytest.mark.parametrize(
+        ("victim", "code"),
+        [
+            ("worker1", 137),
+            pytest.param("server", 137, marks=pytest.mark.slow),
+            pytest.param("scheduler", 137, marks=pytest.mark.slow),
+        ],
+    )
+    def test_kill_9(self, flags, tmp_path, victim, code):
+        """The job ends within ten seconds, with its reason, and nobody is left behind."""
+        sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25", "--devices", "cpu")
+        made = flags("job", *sampled, "--kvstore", "dist_sync", "--max-steps", "100000")
+        made += ["--verbose", "2"]
+        job = subprocess.Popen(
+            launched(2, 2, [*PYTHON, train.__file__, *made]),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        text = str(tmp_path / "job")
+        try:
+            deadline = time.monotonic() + 90
+            while not states_of(made) and time.monotonic() < deadline:
+                time.sleep(0.1)
+            pythons = [
+                pid for pid, role in processes_of(text).items() if role == victim and is_python(pid)
+            ]
+            os.kill(pythons[0], signal.SIGKILL)
+            killed = time.monotonic()
+            output = job.communicate(timeout=60)[0]
+            assert time.monotonic() - killed < 10
+        finally:
+            job.kill()
+        assert job.returncode == code
+        assert "was killed by SIGKILL" in output
+        assert victim.rstrip("01") in output
+        deadline = time.monotonic() + 5
+        while processes_of(text) and time.monotonic() < deadline:
+            time.sleep(0.1)
+        assert processes_of(text) == {}
+        step = checkpoint.read_facts(states_of(made)[0])["step"]
+        alone = flags("job", *sampled, "--max-steps", str(step + 2), "--resume")
+        assert train.main(alone) == 0
+        assert states_of(alone)[0].endswith(f"state-{step + 2:08d}")
+
+    def test_an_exception_in_one_worker(self, flags, tmp_path):
+        """It would hang all others: the process must leave at once, and the launcher restart."""
+        script = tmp_path / "job.py"
+        script.write_text(
+            "import sys\n"
+            "from dsoftmax.recognition import server\n"
+            "if not server.is_worker():\n"
+            "    server.serve()\n"
+            "    sys.exit()\n"
+            "from dsoftmax.recognition import loop, processes, train\n"
+            "step = loop.Run.train_step\n"
+            "def failing(run, batch):\n"
+            "    if run.step == 3 and run.group.rank == 1 and not run.settings.resume:\n"
+            "        raise RuntimeError('a cosmic ray')\n"
+            "    return step(run, batch)\n"
+            "loop.Run.train_step = failing\n"
+            "processes.leave(train.main(sys.argv[1:]))\n"
+        )
+        made = flags("job", "--kvstore", "dist_sync", "--devices", "cpu", "--loss", "nsoftmax")
+        made += ["--max-steps", "4", "--verbose", "2"]
+        code, output = run(launched(2, 1, [*PYTHON, script, *made], "--restart", "1"))
+        assert code == 0, output[-3000:]
+        assert "RuntimeError: a cosmic ray" in output
+        assert "restart 1 of 1: worker 1 left with exit code 1" in output
+        assert "state-00000002, step 2" in output
+        assert states_of([*made, "--resume"])[0].endswith("state-00000004")
+
+
+class TestRefusals:
+    def test_servers_are_needed(self, monkeypatch):
+        monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
+        with pytest.raises(ValueError, match=r"start the job by tools/launch\.py"):
+            processes.join("dist_sync")
+
+    def test_one_engine_at_a_time(self, monkeypatch):
+        monkeypatch.setenv("HOROVOD_SIZE", "2")
+        with pytest.raises(ValueError, match="not for processes that horovodrun started"):
+            processes.join("dist_sync")
+
+    def test_horovod_is_not_installed(self, monkeypatch):
+        monkeypatch.setenv("HOROVOD_SIZE", "2")
+        monkeypatch.setitem(sys.modules, "horovod.mxnet", None)
+        with pytest.raises(ValueError, match="Horovod can't be imported here"):
+            processes.join("device")
+
+    def test_all_classes_are_not_for_servers(self, flags, capsys):
+        made = flags("job", "--loss", "dsoftmax", "--store", "server")
+        assert train.main(made) == 2
+        assert "choose a loss with sampled classes" in capsys.readouterr().err
+
+    def test_servers_are_not_for_one_process(self, flags, capsys):
+        made = flags("job", "--loss", "dsoftmax_k", "--store", "server")
+        assert train.main(made) == 2
+        assert "needs a group of MXNet's parameter server" in capsys.readouterr().err
+
+    def test_processes_must_agree(self, flags):
+        class Other(Group):
+            size = 2
+
+            def gather_json(self, name, content):
+                return [content, {**content, "seed": 6}]
+
+        with pytest.raises(ValueError, match="seed is 5 in process 0 and 6 in process 1"):
+            plan.Plan(parse(flags("job", "--devices", "cpu")), Other())
+
+
+class TestServerStore:
+    @pytest.fixture
+    def store(self):
+        made = ServerStore.__new__(ServerStore)
+        made.shape, made._has_pushed = (10, 4), False
+        return made
+
+    @pytest.mark.parametrize(
+        ("classes", "message"),
+        [
+            ([3, 1], "sorted and distinct"),
+            ([1, 1], "sorted and distinct"),
+            ([0, 10], "not within 0 to 9"),
+            ([-1, 2], "not within 0 to 9"),
+        ],
+    )
+    def test_what_would_crash_the_servers_is_refused(self, store, classes, message):
+        for method in (store.pull, lambda rows: store.push(rows, None)):
+            with pytest.raises(ValueError, match=message):
+                method(np.array(classes))
+
+
+class TestUpdates:
+    """What a server does, without one."""
+
+    WEIGHTS, MOMENTA = FIRST_CLASS_KEY, FIRST_CLASS_KEY + 3
+
+    @pytest.fixture(autouse=True)
+    def three_servers(self, monkeypatch):
+        monkeypatch.setenv("DMLC_NUM_SERVER", "3")
+
+    def full(self, array):
+        rows = nd.arange(len(array), dtype="int64")
+        return nd.sparse.row_sparse_array((nd.array(array), rows), shape=array.shape)
+
+    def test_keys(self):
+        assert weights_of_momenta(self.WEIGHTS) is None
+        assert weights_of_momenta(self.MOMENTA) == self.WEIGHTS
+        assert weights_of_momenta(self.MOMENTA + 6) == self.WEIGHTS + 6
+
+    def test_a_sum_replaces(self):
+        array = nd.ones((3,))
+        server.Updates()(0, nd.array([1, 2, 3]), array)
+        assert array.asnumpy().tolist() == [1, 2, 3]
+
+    def test_assigning_is_exact(self, rng):
+        updates = server.Updates()
+        updates.tell({"assigning": True})
+        before, given = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
+        array = self.full(1e6 * before)
+        pushed = nd.sparse.row_sparse_array((given[[1, 4]], [1, 4]), shape=(6, 4))
+        updates(self.WEIGHTS, pushed, array)
+        expected = (1e6 * before).astype(np.float32)
+        expected[[1, 4]] = given[[1, 4]]
+        np.testing.assert_array_equal(array.asnumpy(), expected)
+
+    def test_momentum_of_the_rows_that_were_pushed(self, rng):
+        sgd = {"lr": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5, "clip_gradient": -1.0}
+        updates = server.Updates()
+        updates.tell({"sgd": sgd})
+        weight = rng.normal(size=(6, 4)).astype(np.float32)
+        momentum = np.zeros_like(weight)
+        array, momenta = self.full(weight), self.full(momentum)
+        updates(self.MOMENTA, nd.sparse.zeros("row_sparse", (6, 4)), momenta)
+        for rows in ([0, 3], [3, 5]):
+            gradient = rng.normal(size=(2, 4)).astype(np.float32)
+            pushed = nd.sparse.row_sparse_array((gradient, rows), shape=(6, 4))
+            updates(self.WEIGHTS, pushed, array)
+            momentum[rows] = 0.9 * momentum[rows] - 0.1 * (0.5 * gradient + 0.01 * weight[rows])
+            weight[rows] += momentum[rows]
+        np.testing.assert_allclose(array.asnumpy(), weight, rtol=1e-5, atol=1e-6)
+        np.testing.assert_allclose(momenta.asnumpy(), momentum, rtol=1e-5, atol=1e-6)
+
+    def test_an_error_ends_the_server(self):
+        """MXNet prints it and goes on without the update."""
+        code = (
+            "from dsoftmax.recognition.server import Updates, _leave_on_error\n"
+            "_leave_on_error(Updates())(1 << 20, None, None)\n"
+        )
+        environment = {**os.environ, "DMLC_NUM_SERVER": "1"}
+        done = subprocess.run([*PYTHON, "-c", code], env=environment, stderr=subprocess.PIPE)
+        assert done.returncode == 1
+        assert b"KeyError" in done.stderr
+
+
+def test_a_server_waits_for_nobody_when_mxnet_is_imported(monkeypatch):
+    """MXNet serves when it is imported as one, by its own rules; our import does not."""
+    code = "from dsoftmax.recognition import server; print(server.is_worker())"
+    environment = {**os.environ, "DMLC_ROLE": "server"}
+    done = subprocess.run(
+        [*PYTHON, "-c", code], env=environment, stdout=subprocess.PIPE, timeout=60, check=True
+    )
+    assert done.stdout == b"False\n"
+    assert mx.__version__.startswith("1.")
