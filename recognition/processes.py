@@ -34,10 +34,13 @@ class HorovodGroup(Group):
         """Return the sums over all processes of some arrays, each on its array's context."""
         if self.size == 1:
             return arrays
-        return [
+        sums = [
             self._hvd.allreduce(array, average=False, name=f"{name}.{place}")
             for place, array in enumerate(arrays)
         ]
+        for total in sums:  # a name must not be used again before
+            total.wait_to_read()
+        return sums
 
     def gather(self, name: str, array: nd.NDArray) -> nd.NDArray:
         """Return the arrays (n, ...) of all processes, one below the other: (size * n, ...)."""
