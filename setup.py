@@ -25,6 +25,8 @@ MXNET = {
         "nvidia-nvtx-cu11>=11.7,<12",
     ],
 }
+# To be compiled, see the README: not among the extras that `all` brings.
+HOROVOD = {"horovod": ["horovod==0.28.1"]}
 OPTIONAL = {
     "onnx": ["onnx>=1.12,<1.17", "onnxruntime>=1.15,<1.20"],
     "tensorboard": ["mxboard>=0.1,<0.2", "protobuf>=3.20.2,<4"],  # as old as mxboard
@@ -58,6 +60,7 @@ setup(
     ],
     extras_require={
         **MXNET,
+        **HOROVOD,
         **OPTIONAL,
         "all": sorted(package for extra in OPTIONAL.values() for package in extra),
     },

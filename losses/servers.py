@@ -25,7 +25,7 @@ from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses.groups import Group
 from dsoftmax.losses.kernels import take_rows
-from dsoftmax.losses.stores import CARRIED_AT_ONCE, ClassStore, Shard
+from dsoftmax.losses.stores import CARRIED_AT_ONCE, INITIALIZED_AT_ONCE, ClassStore, Shard
 from dsoftmax.losses.trainer import HeadTrainer
 
 if TYPE_CHECKING:
@@ -160,6 +160,8 @@ class ServerStore(ClassStore):
     group : ServerGroup
     """
 
+    reads_together = False
+
     def __init__(
         self, num_classes: int, width: int, contexts: list[mx.Context], group: ServerGroup
     ):
@@ -196,10 +198,17 @@ class ServerStore(ClassStore):
     def initialize(self, initializer: mx.init.Initializer, seed: int) -> None:
         """Draw all weights anew: the same ones for a seed, however they are split."""
         with self._assigning():
-            super().initialize(initializer, seed)
+            if self.group.is_first:
+                super().initialize(initializer, seed)
+                return
+            for start in range(0, self.shape[0], INITIALIZED_AT_ONCE):
+                self.write(start, range(start, min(start + INITIALIZED_AT_ONCE, self.shape[0])))
 
-    def write(self, start: int, rows: nd.NDArray | np.ndarray) -> None:
-        """Set the weights of the classes from `start` on, while `_assigning`."""
+    def write(self, start: int, rows: nd.NDArray | np.ndarray | range) -> None:
+        """Set the weights of the classes from `start` on to the first worker's, while `_assigning`.
+
+        Of what the others give only the length counts.
+        """
         self._write_rows(_weights, start, rows)
 
     def fill(self, rows: np.ndarray | None, kind=None) -> None:

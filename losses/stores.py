@@ -90,7 +90,11 @@ class ClassStore:
     ----------
     shards : list of Shard
         Those of this process.
+    reads_together : bool
+        Whether all processes must read `blocks` at the same time.
     """
+
+    reads_together = True
 
     def __init__(
         self,

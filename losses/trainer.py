@@ -145,8 +145,9 @@ class HeadTrainer:
 
         Of several processes, which must all call it, the first writes the file.
         """
-        states = self._read_states()
-        if not self._head.store.group.is_first:
+        store = self._head.store
+        states = self._read_states() if store.group.is_first or store.reads_together else []
+        if not store.group.is_first:
             return
         content = {f"state{place}": nd.array(array) for place, array in enumerate(states)}
         for name, array in self._head.sampler.state.items():

@@ -68,7 +68,8 @@ def save_state(
     nd.waitall()  # moving averages are written on the way backward
     parameters = trained.backbone.parameters()
     if not group.is_first:
-        _write_classes(os.devnull, trained.head)
+        if trained.head.store.reads_together:
+            _write_classes(os.devnull, trained.head)
         trained.head_trainer.save_states(os.devnull)
         return path
     os.makedirs(folder, exist_ok=True)

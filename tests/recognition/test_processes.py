@@ -217,6 +217,27 @@ class TestFaults:
         assert train.main(alone) == 0
         assert states_of(alone)[0].endswith(f"state-{step + 2:08d}")
 
+    @pytest.mark.slow
+    def test_a_signal_saves_and_leaves(self, flags):
+        """The launcher hands it on to the workers, and they stop at the same step."""
+        sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25", "--devices", "cpu")
+        made = flags("job", *sampled, "--kvstore", "dist_sync", "--max-steps", "100000")
+        made += ["--verbose", "100000"]
+        job = subprocess.Popen(
+            launched(2, 2, [*PYTHON, train.__file__, *made]), stdout=subprocess.PIPE, text=True
+        )
+        try:
+            for line in job.stdout:
+                if "Epoch[" in line:
+                    break
+            job.terminate()
+            output = job.communicate(timeout=60)[0]
+        finally:
+            job.kill()
+        assert job.returncode == 143
+        assert "stopped by signal 15: saving step" in output
+        assert len(states_of(made)) == 1
+
     def test_an_exception_in_one_worker(self, flags, tmp_path):
         """It would hang all others: the process must leave at once, and the launcher restart."""
         script = tmp_path / "job.py"
