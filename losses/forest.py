@@ -98,6 +98,9 @@ class Forest:
         needed = min(max(round(math.log2(num_classes / leaf)), 0), DEEPEST)
         depth = min(needed + IGNORED, DEEPEST)
         planes = [random.choice(PLANES, depth, replace=False) for _ in range(trees)]
+        # Processors round differently: all processes must have the same planes.
+        found = {"directions": directions, "thresholds": thresholds}
+        directions, thresholds = store.group.broadcast("planes", found).values()
         sides, inverse_norms = _project(store, directions, thresholds)
         return cls(
             store,
@@ -123,12 +126,22 @@ class Forest:
         each : int
         """
         embeddings = _normalized(embeddings)
+        group, found = self._store.group, {}
+        if group.is_first:  # others might round, and so choose, differently
+            chosen = self._choose(embeddings, COMPARED * each)
+            sizes = np.array([len(classes) for classes in chosen])
+            found = {"classes": np.concatenate(chosen), "sizes": sizes}
+        classes, sizes = group.broadcast("candidates", found).values()
+        candidates = np.split(classes, np.cumsum(sizes)[:-1])
+        similarities = self._compare(embeddings, candidates)
+        return [self._rank(*sample)[:each] for sample in zip(candidates, similarities)]
+
+    def _choose(self, embeddings: np.ndarray, count: int) -> list[np.ndarray]:
+        """Return up to `count` candidates of each normalised sample, sorted."""
         margins = embeddings @ self.state["directions"].T - self.state["thresholds"]
         sides = np.packbits(margins > 0, axis=1)
         leaves = self._leaves_around(sides, np.abs(margins))
-        candidates = [self._candidates(*sample, COMPARED * each) for sample in zip(leaves, sides)]
-        similarities = self._compare(embeddings, candidates)
-        return [self._rank(*sample)[:each] for sample in zip(candidates, similarities)]
+        return [self._candidates(*sample, count) for sample in zip(leaves, sides)]
 
     def _leaves_around(self, sides: np.ndarray, distances: np.ndarray) -> np.ndarray:
         """Return the leaves of all trees in which to look for what is near, (B, leaves) int64.

@@ -213,7 +213,8 @@ class Head(Block):
         """What the last batch looked like.
 
         ``intra`` and ``inter`` loss (where the criterion is not dissected the whole loss is
-        ``intra``), ``inter_floor`` (the inter loss if all negatives were orthogonal), the mean
+        ``intra``), ``inter_floor`` (the inter loss if all negatives were orthogonal), ``accuracy``
+        (the share of samples nearer to their own class than to any negative), the mean
         ``positive_cosine``, the mean ``negative_cosine`` and the ``max_negative_cosine``,
         ``rows_touched`` (class weights read and, in training, updated), and what the sampler has to
         tell.
@@ -259,6 +260,10 @@ class Head(Block):
             f"{shard.device}" + (f" from {shard.home}" if shard.home != shard.device else "")
             for shard in self.store.shards
         )
+        if isinstance(self.store, ServerStore):
+            where += " from parameter servers"
+        if self.store.group.size > 1:
+            where += f" and those of {self.store.group.size - 1} more processes"
         chunk = f", {self.chunk} classes at a time" if self.chunk else ""
         return (
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "

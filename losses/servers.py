@@ -76,6 +76,16 @@ class ServerGroup(Group):
         if self.is_first:
             self.tell_servers({})  # they begin to work when they are told something
         self.barrier()
+        self._check_ranks()
+
+    def _check_ranks(self) -> None:
+        known = np.zeros(self.size, np.float32)
+        if 0 <= self.rank < self.size:
+            known[self.rank] = 1
+        if (self.sum("ranks", nd.array(known)).asnumpy() != 1).any():
+            raise ValueError(
+                f"DSOFTMAX_RANK must be another number from 0 to {self.size - 1} for each worker"
+            )
 
     def sum_arrays(self, name: str, arrays: list[nd.NDArray]) -> list[nd.NDArray]:
         """Return the sums over all workers of some arrays, each on its array's context."""
@@ -346,7 +356,9 @@ class ServerTrainer(HeadTrainer):
         store.push(classes[order], take_rows(nd.concat(*gradients, dim=0), order))
 
     def _read_states(self) -> list[np.ndarray]:
-        return [np.concatenate(list(self._head.store.blocks(_momenta)))] * self._number_of_states()
+        if not self._number_of_states():
+            return []
+        return [np.concatenate(list(self._head.store.blocks(_momenta)))]
 
     def _write_states(self, arrays: list[np.ndarray]) -> None:
         if self._number_of_states():

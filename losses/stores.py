@@ -153,11 +153,15 @@ class ClassStore:
         """
         parts = [shard.weight for shard in self.shards] if parts is None else parts
         for start, stop in self._ranges():
-            block = nd.zeros((stop - start, self.shape[1]), ctx=mx.cpu(0))
+            block = None
             for shard, part in zip(self.shards, parts):
                 if shard.start <= start and stop <= shard.stop:
-                    part[start - shard.start : stop - shard.start].copyto(block)
-            yield self.group.sum("block of classes", block).asnumpy()
+                    block = part[start - shard.start : stop - shard.start].as_in_context(mx.cpu(0))
+            if self.group.size > 1:
+                if block is None:
+                    block = nd.zeros((stop - start, self.shape[1]), ctx=mx.cpu(0))
+                block = self.group.sum("block of classes", block.copy())
+            yield block.asnumpy()
 
     def fill(self, rows: np.ndarray | None, parts: list[nd.NDArray] | None = None) -> None:
         """Set the weights of all classes, or `parts` as of `blocks`, from the first process's rows.
@@ -169,6 +173,9 @@ class ClassStore:
         parts : list of (classes, D)
         """
         parts = [shard.weight for shard in self.shards] if parts is None else parts
+        if self.group.size == 1:
+            self._write_parts(parts, 0, rows)
+            return
         for start, stop in self._ranges():
             block = nd.zeros((stop - start, self.shape[1]), ctx=mx.cpu(0))
             if self.group.is_first:

@@ -211,12 +211,14 @@ class HeadTrainer:
         return len(_as_tuple(self._optimizer.create_state(0, some)))
 
     def _read_states(self) -> list[np.ndarray]:
-        """Return what the optimizer keeps, an array (K, D) each."""
+        """Return what the optimizer keeps, an array (K, D) each, in the first process."""
         self._ensure_states()
-        return [
-            np.concatenate(list(self._head.store.blocks(parts)))
-            for parts in zip(*map(_as_tuple, self._states))
-        ]
+        store, states = self._head.store, []
+        for parts in zip(*map(_as_tuple, self._states)):
+            blocks = [block for block in store.blocks(parts) if store.group.is_first]
+            if blocks:
+                states.append(np.concatenate(blocks))
+        return states
 
     def _write_states(self, arrays: list[np.ndarray]) -> None:
         """Set what the optimizer keeps; the first process has the arrays."""

@@ -65,7 +65,7 @@ class Backbone:
         )
         self._begin_trainer()
 
-    def forward(self, images: np.ndarray) -> nd.NDArray:
+    def forward(self, images: np.ndarray, key: tuple[int, ...] = (0,)) -> nd.NDArray:
         """Return the embeddings of a batch, (B, D) float32, with a place for their gradient.
 
         Of several processes each gives its part and gets the embeddings of all.
@@ -73,19 +73,27 @@ class Backbone:
         Parameters
         ----------
         images : (b, 3, height, width) uint8
+        key : tuple of int
+            What is random, as Dropout, is a function of this and of the device's number among those
+            of all processes.
         """
         mode = autograd.predict_mode() if self._frozen else autograd.record()
         with mode:
-            self._outputs = self._run(images)
+            self._outputs = self._run(images, key)
         own = self._gather(output.detach() for output in self._outputs)
         self._first = self._group.rank * len(own)
         gathered = self._group.gather("embeddings", own)
         gathered.attach_grad()
         return gathered
 
-    def _run(self, images: np.ndarray) -> list[nd.NDArray]:
+    def _run(self, images: np.ndarray, key: tuple[int, ...] | None = None) -> list[nd.NDArray]:
         outputs = []
-        for part, context in zip(np.array_split(images, len(self.contexts)), self.contexts):
+        parts = np.array_split(images, len(self.contexts))
+        for number, (part, context) in enumerate(zip(parts, self.contexts)):
+            if key is not None:
+                device = self._group.rank * len(self.contexts) + number
+                seed = np.random.SeedSequence((*key, device)).generate_state(1)[0]
+                mx.random.seed(int(seed) & 0x7FFFFFFF, ctx=context)
             if len(part):
                 outputs.append(self.network(from_numpy(part, context, part.dtype)))
                 if self._one_at_a_time:

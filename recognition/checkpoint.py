@@ -110,7 +110,7 @@ def _write_classes(path: str, head: Head) -> None:
         for block in head.store.blocks():
             if not np.isfinite(block).all():
                 raise NotFiniteError("class weights hold NaN or infinite numbers")
-            file.write(block.tobytes())
+            block.tofile(file)
 
 
 def _sync(path: str) -> None:
@@ -170,8 +170,8 @@ def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, A
         momenta.pop("none", None)
         classes = np.load(os.path.join(path, "classes.npy"), mmap_mode="r")
     try:
-        trained.backbone.load_parameters(_broadcast(group, "parameters", parameters))
-        trained.backbone.load_momenta(_broadcast(group, "momenta", momenta))
+        trained.backbone.load_parameters(broadcast(group, "parameters", parameters))
+        trained.backbone.load_momenta(broadcast(group, "momenta", momenta))
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
     trained.head.load_class_weights(classes)
@@ -180,7 +180,8 @@ def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, A
     return facts
 
 
-def _broadcast(group: Group, name: str, arrays: dict[str, nd.NDArray]) -> dict[str, nd.NDArray]:
+def broadcast(group: Group, name: str, arrays: dict[str, nd.NDArray]) -> dict[str, nd.NDArray]:
+    """Return the first process's arrays."""
     if group.size == 1:
         return arrays
     received = group.broadcast(name, {key: array.asnumpy() for key, array in arrays.items()})

@@ -22,6 +22,7 @@ from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import (
     NotFiniteError,
     Trained,
+    broadcast,
     list_states,
     load_state,
     prune_states,
@@ -144,7 +145,10 @@ class Run:
         if s.resume:
             self.notes.append("there is no saved state to resume from: beginning anew")
         if s.pretrained:
-            self._load_pretrained()
+            self._begin_pretrained()
+        if self.group.size > 1:  # so that all train the same network, whatever they drew
+            first = broadcast(self.group, "parameters", self.trained.backbone.parameters())
+            self.trained.backbone.load_parameters(first)
         if s.init_classes == "mean":
             weights = class_means(self.trained, self.pipeline, s.per_batch_size, s.threads)
             self.trained.head.load_class_weights(weights)
@@ -157,7 +161,14 @@ class Run:
             if name != "resume" and now.get(name) != before.get(name):
                 self.notes.append(f"resumed with {name} {now.get(name)}, was {before.get(name)}")
 
-    def _load_pretrained(self) -> None:
+    def _begin_pretrained(self) -> None:
+        """Take up a model that the first process reads."""
+        classes = self._load_pretrained() if self.group.is_first else None
+        if self.group.gather_json("has classes", classes is not None)[0]:
+            self.trained.head.load_class_weights(classes)
+
+    def _load_pretrained(self) -> mx.nd.NDArray | None:
+        """Load the network's parameters; return class weights, where there are some that fit."""
         prefix, _, epoch = self.settings.pretrained.rpartition(",")
         path = f"{prefix}-{int(epoch):04d}.params"
         if not os.path.exists(path):
@@ -180,13 +191,13 @@ class Run:
         classes = saved.get("arg:fc7_weight")
         if classes is not None:
             if classes.shape == self.trained.head.store.shape:
-                self.trained.head.load_class_weights(classes)
                 self.notes.append("class weights are from it, too")
-            else:
-                self.notes.append(
-                    f"warning: its class weights {classes.shape} are not of these "
-                    f"{self.plan.num_classes} classes: they begin at random"
-                )
+                return classes
+            self.notes.append(
+                f"warning: its class weights {classes.shape} are not of these "
+                f"{self.plan.num_classes} classes: they begin at random"
+            )
+        return None
 
     def _make_folder(self) -> None:
         folder = self.settings.folder
@@ -254,12 +265,8 @@ class Run:
         backbone, head, head_trainer = self.trained
         rate = self.plan.rate_at(self.step)
         labels = self._gather_labels(batch.label)
-        # Dropout's draws are a function of (seed, step), as all others are.
-        key = (self.settings.seed, self.step, self.group.rank)
-        key = np.random.SeedSequence(key).generate_state(1)[0]
-        mx.random.seed(int(key) & 0x7FFFFFFF)
         try:
-            embeddings = backbone.forward(batch.data)
+            embeddings = backbone.forward(batch.data, (self.settings.seed, self.step))
             with autograd.record():
                 loss = head(embeddings, labels)
             loss.backward()
@@ -382,6 +389,8 @@ class Run:
         started = time.perf_counter()
         results = []
         for pack in self.plan.packs:
+            if self._signal:  # who sent it may not wait for long
+                break
             try:
                 results += evaluate(
                     self.trained.backbone.embed,
@@ -469,8 +478,9 @@ class Run:
         elif self._verified_at != self.step:
             self._checkpoint()
         self._save_state()
-        if self.pipeline.bad_images:
-            self.log.say(f"{len(self.pipeline.bad_images)} images could not be decoded")
+        bad = sum(self.group.gather_json("bad images", len(self.pipeline.bad_images)))
+        if bad:
+            self.log.say(f"{bad} images could not be decoded")
         self.log.say("saving last 0")
         self._save_model(0)
         self.log.draw(at_once=True)

@@ -91,6 +91,12 @@ def estimate_host(head: dict) -> int:
     return FLOAT * copies * rows * head["embedding_size"]
 
 
+def estimate_servers(head: dict) -> int:
+    """Estimate what class weights on parameter servers will take of all of them, in bytes."""
+    copies = 2  # momenta have their place, used or not
+    return FLOAT * copies * head["num_classes"] * head["embedding_size"]
+
+
 def check_fits(estimate: Estimate, free: int, where: str, sampled: bool) -> None:
     """Refuse a run that can't fit, with advice."""
     if estimate.total <= free:

@@ -6,8 +6,10 @@ import glob
 import json
 import os
 import sys
+import zlib
 
 import mxnet as mx
+import numpy as np
 
 from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.recognition import memory, networks
@@ -140,7 +142,10 @@ class Plan:
         mine = json.loads(json.dumps(self.settings.as_json()))
         for name in ("data_dir", "models_root", "threads", "resume", "extra_model_name"):
             mine.pop(name)  # may well differ from host to host
+        _, labels = self.pipeline.images_and_classes()
         mine["images"], mine["classes"] = self.pipeline.num_images, self.num_classes
+        mine["checksum of the labels"] = zlib.crc32(np.ascontiguousarray(labels, np.int64))
+        mine["image_size"] = list(self.pipeline.image_size)
         mine["devices"] = len(self.contexts)
         for rank, theirs in enumerate(self.group.gather_json("plan", mine)):
             differing = [name for name in mine if mine[name] != theirs.get(name)]
@@ -204,6 +209,9 @@ class Plan:
             "sample_rate": share,
             "momentum": s.mom,
         }
+        if s.store == "server":
+            held = memory.estimate_servers(head) / 1e9
+            self.notes.append(f"the servers will hold {held:.2f} GB of class weights, all together")
         estimate = memory.estimate_device(symbol, image_shape, s.per_batch_size, head)
         first = self.contexts[0]
         if first.device_type == "cpu":  # all contexts and the host share one memory

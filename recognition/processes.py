@@ -47,7 +47,8 @@ class HorovodGroup(Group):
         return array if self.size == 1 else self._hvd.allgather(array, name=name)
 
     def close(self) -> None:
-        """Leave, when all others do."""
+        """Leave, when all others do: horovodrun ends those who are late."""
+        self.sum("close", nd.zeros((1,)))
         nd.waitall()
         self._hvd.shutdown()
 
@@ -60,17 +61,23 @@ def join(kvstore: str) -> Group:
     kvstore : str
         As of ``--kvstore``: ``dist_sync`` is MXNet's parameter server.
     """
-    started_by_horovod = any(int(os.environ.get(name, 1)) > 1 for name in HOROVOD_VARIABLES)
-    if not kvstore.startswith("dist"):
-        group = HorovodGroup() if started_by_horovod else ALONE
-    elif started_by_horovod:
-        raise ValueError("--kvstore dist_sync is not for processes that horovodrun started")
-    elif "DMLC_PS_ROOT_URI" not in os.environ:
-        raise ValueError(
-            "--kvstore dist_sync needs a scheduler and servers: start the job by tools/launch.py"
-        )
-    else:
+    has_servers = "DMLC_PS_ROOT_URI" in os.environ
+    if kvstore == "dist_sync":
+        if not has_servers:
+            raise ValueError(
+                "--kvstore dist_sync needs a scheduler and servers: start the job by "
+                "tools/launch.py"
+            )
         group = ServerGroup()
+    elif has_servers:
+        raise ValueError(
+            "this process was started as one of a job with parameter servers, but would train "
+            "alone: add --kvstore dist_sync"
+        )
+    elif any(int(os.environ.get(name, 1)) > 1 for name in HOROVOD_VARIABLES):
+        group = HorovodGroup()
+    else:
+        group = ALONE
     if group is not ALONE:
         sys.excepthook = _die_at_once
     return group

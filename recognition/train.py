@@ -29,7 +29,13 @@ def main(argv: list[str] | None = None) -> int:
     run = Run(settings, group)
     if group.is_first:
         describe(run)
-    stopped_by = run.train()
+    try:
+        stopped_by = run.train()
+    except OSError as error:
+        if group.size == 1:
+            raise
+        print(f"train: error: {error}", file=sys.stderr)
+        return 1  # not refused: a disk or a network failed, and a restart may help
     group.close()
     return 128 + stopped_by if stopped_by else 0
 

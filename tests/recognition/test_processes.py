@@ -135,10 +135,16 @@ class TestTraining:
         assert train.main(part) == 0
         assert_same_bits(whole, part)
 
-    def test_all_classes_split_over_workers(self, flags):
-        whole = flags("whole", "--loss", "dsoftmax", "--devices", "cpu:2", "--class-parallel", "1")
+    def test_all_classes_split_over_workers(self, flags, tmp_path):
+        """With Dropout, too."""
+        config = tmp_path / "dropout.py"
+        config.write_text(
+            "from dsoftmax.recognition.config import *\nnetwork.tiny.net_output = 'E'\n"
+        )
+        common = ("--loss", "dsoftmax", "--config", config)
+        whole = flags("whole", *common, "--devices", "cpu:2", "--class-parallel", "1")
         assert train.main(whole) == 0
-        part = flags("part", "--loss", "dsoftmax", "--devices", "cpu", "--kvstore", "dist_sync")
+        part = flags("part", *common, "--devices", "cpu", "--kvstore", "dist_sync")
         code, output = run(launched(2, 1, [*PYTHON, train.__file__, *part]))
         assert code == 0, output[-3000:]
         assert_same_bits(whole, part)
@@ -272,10 +278,10 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"start the job by tools/launch\.py"):
             processes.join("dist_sync")
 
-    def test_one_engine_at_a_time(self, monkeypatch):
-        monkeypatch.setenv("HOROVOD_SIZE", "2")
-        with pytest.raises(ValueError, match="not for processes that horovodrun started"):
-            processes.join("dist_sync")
+    def test_workers_of_a_job_do_not_train_alone(self, monkeypatch):
+        monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")
+        with pytest.raises(ValueError, match="add --kvstore dist_sync"):
+            processes.join("device")
 
     def test_horovod_is_not_installed(self, monkeypatch):
         monkeypatch.setenv("HOROVOD_SIZE", "2")
@@ -301,6 +307,17 @@ class TestRefusals:
                 return [content, {**content, "seed": 6}]
 
         with pytest.raises(ValueError, match="seed is 5 in process 0 and 6 in process 1"):
+            plan.Plan(parse(flags("job", "--devices", "cpu")), Other())
+
+    def test_processes_must_have_the_same_images(self, flags):
+        class Other(Group):
+            size = 2
+
+            def gather_json(self, name, content):
+                assert content["image_size"] == [32, 32]
+                return [content, {**content, "checksum of the labels": 0}]
+
+        with pytest.raises(ValueError, match="checksum of the labels"):
             plan.Plan(parse(flags("job", "--devices", "cpu")), Other())
 
 
