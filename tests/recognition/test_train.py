@@ -713,6 +713,7 @@ def test_memory_grows_as_it_should(flags):
         "embedding_size": 10,
         "batch_size": 8,
         "devices": 1,
+        "processes": 1,
         "store": "device",
         "chunk": None,
         "sample_rate": None,
@@ -731,3 +732,6 @@ def test_memory_grows_as_it_should(flags):
     assert estimate(sample_rate=0.1, store="host").classes == 4 * 10 * 3 * 100
     assert memory.estimate_host({**head, "store": "host"}) == whole.classes
     assert memory.estimate_host(head) == 0
+    shared = {**head, "store": "host", "processes": 4}
+    assert memory.estimate_host(shared) == whole.classes / 4
+    assert memory.estimate_servers(head) == whole.classes
