@@ -16,6 +16,7 @@ import contextlib
 import ctypes
 import json
 import os
+import socket
 from typing import TYPE_CHECKING, Any, Iterator
 
 import mxnet as mx
@@ -59,6 +60,18 @@ def _servers() -> int:
     return int(os.environ["DMLC_NUM_SERVER"])
 
 
+def choose_address() -> None:
+    """Have MXNet listen where the scheduler is reached from, unless it was told where.
+
+    By itself it takes the first network of a host, which may be Docker's, and waits for ever.
+    """
+    if not {"DMLC_NODE_HOST", "DMLC_INTERFACE"} & set(os.environ):
+        scheduler = os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"])
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
+            probe.connect(scheduler)
+            os.environ["DMLC_NODE_HOST"] = probe.getsockname()[0]
+
+
 class ServerGroup(Group):
     """The workers of a job on MXNet's parameter server.
 
@@ -68,6 +81,7 @@ class ServerGroup(Group):
     """
 
     def __init__(self):
+        choose_address()
         self.kv = mx.kv.create("dist_sync")
         self.size = self.kv.num_workers
         self.rank = int(os.environ.get("DSOFTMAX_RANK", self.kv.rank))

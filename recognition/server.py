@@ -21,7 +21,7 @@ import mxnet as mx  # noqa: E402
 from mxnet import nd  # noqa: E402
 from mxnet.kvstore.kvstore_server import KVStoreServer  # noqa: E402
 
-from dsoftmax.losses.servers import FIRST_CLASS_KEY, weights_of_momenta  # noqa: E402
+from dsoftmax.losses.servers import FIRST_CLASS_KEY, choose_address, weights_of_momenta  # noqa: E402
 
 
 def is_worker() -> bool:
@@ -31,6 +31,7 @@ def is_worker() -> bool:
 
 def serve() -> None:
     """Be the server or the scheduler of a job until its workers are done."""
+    choose_address()
     _Server(mx.kv.create("dist_sync")).run()
 
 

@@ -32,12 +32,17 @@ from dsoftmax.tools.cli import command
 
 LOCAL = ("localhost", "127.0.0.1")
 REFUSED = (2, 126, 127)  # bad flags or data, a command that can't be run: it would fail again
+LOST = 255  # what ssh itself leaves with
 LAST_LINES = 10
 PIPE_BYTES = 1 << 20  # more than a pipe holds
+MOST_LOG_INS = 8  # at once on a host: sshd drops some from the eleventh on, unless told otherwise
+BEGUN = b"launch: logged in"
 
 SECONDS_BETWEEN_LOOKS = 0.1
 SECONDS_TO_CONNECT = 8
 SECONDS_TO_LOG_IN = 10
+SECONDS_TO_COME_BACK = 300  # of a host that was lost, before a restart
+SECONDS_BETWEEN_TRIES = 5
 SECONDS_TO_FOLLOW = 4  # of workers, when a server has left: all part at once, then clean up
 SECONDS_TO_LEAVE = 10  # of servers, when the workers are done
 SECONDS_TO_STOP = 5
@@ -49,11 +54,12 @@ SSH_OPTIONS = (
     *("-o", "ServerAliveInterval=15"),  # a host that is gone is noticed
 )
 
-# Runs "$2"... in folder "$1" as a process group of its own. Each line of stdin names a signal to
-# the group. At the end of stdin, which also comes if the launcher or ssh is killed, the group is
-# killed. It is one line without single quotes, for whatever login shells other hosts have.
+# Tells that it was reached, then runs "$2"... in folder "$1" as a process group of its own. Each
+# line of stdin names a signal to the group. At the end of stdin, which also comes if the launcher
+# or ssh is killed, the group is killed. It is one line without single quotes, for whatever login
+# shells other hosts have.
 WRAPPER = (
-    'cd "$1" || exit 2; shift; exec 3<&0; '
+    f'echo "{BEGUN.decode()}"; cd "$1" || exit 2; shift; exec 3<&0; '
     'setsid "$@" </dev/null 3<&- & child=$!; exec 2>/dev/null; '
     'send() { kill -s "$1" -- "-$child" || kill -s "$1" "$child"; }; '  # not a group yet
     "{ while read -r name; do send $name; done; send KILL; } <&3 >/dev/null & watcher=$!; "
@@ -184,6 +190,25 @@ def check_hosts(names: Sequence[str], ssh: Sequence[str]) -> None:
         raise ValueError("; ".join(silent))
 
 
+def wait_for_hosts(names: Sequence[str], ssh: Sequence[str], signals: Signals) -> None:
+    """Wait until hosts that were there before are back; refuse them if that takes too long."""
+    until = time.monotonic() + SECONDS_TO_COME_BACK
+    is_told = False
+    while not signals.first:
+        try:
+            check_hosts(names, ssh)
+            break
+        except ValueError as error:
+            if time.monotonic() > until:
+                raise
+            if not is_told:
+                say(f"waiting up to {SECONDS_TO_COME_BACK:g} s: {error}")
+            is_told = True
+        pause = time.monotonic() + SECONDS_BETWEEN_TRIES
+        while time.monotonic() < pause and not signals.first:
+            time.sleep(SECONDS_BETWEEN_LOOKS)
+
+
 class Lines:
     """The lines that a pipe brings in pieces; of one that was overwritten, the last."""
 
@@ -206,6 +231,16 @@ def _last_piece(line: bytes) -> bytes:
     return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
 
 
+def _write(line: bytes) -> None:
+    """Print a line; where nobody reads any more (`| head`) the job is to save and leave."""
+    try:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
 class Process:
     """One process of the job, under the wrapper: here or, by ssh, on another host.
 
@@ -224,6 +259,7 @@ class Process:
         self, place: Place, words: Sequence[str], environment: dict[str, str], ssh: Sequence[str]
     ):
         self.place = place
+        self.has_begun = False
         self.code: int | None = None
         self.ended_at = math.inf
         self.complaints: deque[str] = deque(maxlen=LAST_LINES)
@@ -258,10 +294,12 @@ class Process:
 
     def _print(self, pipe: IO[bytes], lines: Sequence[bytes]) -> None:
         for line in lines:
-            sys.stdout.buffer.write(f"[{self.place}] ".encode() + line + b"\n")
+            if line == BEGUN and not self.has_begun:
+                self.has_begun = True
+                continue
+            _write(f"[{self.place}] ".encode() + line + b"\n")
             if pipe is self._popen.stderr:
                 self.complaints.append(line.decode(errors="replace"))
-        sys.stdout.buffer.flush()
 
     def _close(self, pipe: IO[bytes]) -> None:
         self._print(pipe, self._lines[pipe].end())
@@ -308,6 +346,8 @@ class Process:
             how = f"left with exit code {self.code}"
             if self.code == 0:
                 how += " before the workers did"
+            elif self.code == LOST and where:
+                how += ", as ssh does if the host is lost"
         return f"{self.place}{where} {how}"
 
 
@@ -378,10 +418,27 @@ class Job:
         """
         try:
             for place in self._places:
+                if not self._may_start(place.host):
+                    break
                 self._start(place)
             return self._watch()
         finally:
             self._stop()
+
+    def _may_start(self, host: str) -> bool:
+        """Wait for those who log in to a host just now; say whether all is well."""
+        while True:
+            ended = [process for process in self._processes if process.has_ended()]
+            if self._signals.first or any(process.code for process in ended):
+                return False
+            coming = [
+                process
+                for process in self._processes
+                if process.place.host == host and not process.has_begun and process not in ended
+            ]
+            if host in LOCAL or len(coming) < MOST_LOG_INS:
+                return True
+            self._look()
 
     def _start(self, place: Place) -> None:
         is_worker = place.role == "worker"
@@ -471,14 +528,14 @@ def launch(args: argparse.Namespace, words: Sequence[str], signals: Signals) -> 
     interface = args.interface or ("" if elsewhere else "lo")
     if interface:
         own = {"DMLC_INTERFACE": interface, **own}
+    if elsewhere:
+        check_hosts(elsewhere, ssh)
     restarts = 0
     while True:
         if hosts[0].name in LOCAL:
             port = find_port(address, args.port)
         else:  # one that is free here is likely to be free there
             port = args.port or find_port("", None)
-        if elsewhere:
-            check_hosts(elsewhere, ssh)
         environment = {
             "PYTHONUNBUFFERED": "1",
             **own,
@@ -499,6 +556,8 @@ def launch(args: argparse.Namespace, words: Sequence[str], signals: Signals) -> 
             return failed.exit_code
         restarts += 1
         say(f"restart {restarts} of {args.restart}: {how}")
+        if elsewhere:
+            wait_for_hosts(elsewhere, ssh, signals)
         if "--resume" not in words:
             words = [*words, "--resume"]
 

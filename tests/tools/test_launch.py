@@ -41,14 +41,26 @@ note("grandchild", child.pid)
 
 # As ssh and sshd together: a session of its own for the command, whose stdin ends with ssh.
 FAKE_SSH = f"""#!{sys.executable}
-import os, subprocess, sys, threading
+import glob, os, subprocess, sys, threading, time
 words = sys.argv[1:]
+lost = os.path.join(os.path.dirname(__file__), "lost-" + words[-2])
 while words[0].startswith("-"):
     del words[:2]
 if words[0] == os.environ.get("SILENT_HOST"):
     sys.exit("a banner\\nssh: connect to host " + words[0] + " port 22: No route to host\\n")
 if words[1:] == ["true"]:
+    if os.path.exists(lost):
+        os.environ.get("COMES_BACK") and os.unlink(lost)
+        sys.exit("ssh: connect to host " + words[0] + " port 22: No route to host")
     sys.exit()
+if "MOST_LOG_INS" in os.environ:
+    coming = __file__ + "." + words[0] + ".coming-"
+    open(coming + str(os.getpid()), "w").close()
+    if len(glob.glob(coming + "*")) > int(os.environ["MOST_LOG_INS"]):
+        print("kex_exchange_identification: Connection reset by peer", file=sys.stderr)
+        sys.exit(255)
+    time.sleep(0.2)
+    os.unlink(coming + str(os.getpid()))
 with open(__file__ + "." + str(os.getpid()), "w") as file:
     file.write(words[0])
 command = subprocess.Popen(["sh", "-c", " ".join(words[1:])], stdin=subprocess.PIPE,
@@ -470,7 +482,7 @@ def test_nobody_reads_any_more(launched):
     launched.start(["-n", "1", "-s", "1"], "while True:\n print('still here')\n time.sleep(0.1)\n")
     launched.wait_for(scheduler=1, server=1, worker=1)
     launched.process.stdout.close()
-    launched.process.wait(DOWN_WITHIN)
+    assert launched.process.wait(DOWN_WITHIN) == 143  # as by SIGTERM: workers may save
     wait_until(lambda: not launched.left(), 5)
 
 
@@ -545,6 +557,66 @@ def test_a_host_does_not_answer(launched, monkeypatch):
         "ssh: connect to host 10.0.0.2 port 22: No route to host\n"
     )
     assert not launched.notes()
+
+
+def test_sshd_lets_in_some_at_once(launched, monkeypatch):
+    """As with its MaxStartups: who comes when ten others log in may be dropped."""
+    monkeypatch.setenv("MOST_LOG_INS", "10")
+    flags = ["-n", "10", "-s", "10", *launched.hosts("10.0.0.1", "10.0.0.2 slots=1")]
+    code, out, err = launched.run(flags, "if rank:\n print('here')\n")
+    assert (code, err) == (0, "")
+    assert sorted(out.splitlines()) == [f"[worker {rank}] here" for rank in range(10)]
+    assert len(launched.notes()) == 21
+
+
+def test_one_fails_while_others_log_in(launched, monkeypatch, capfd):
+    monkeypatch.setattr(launch, "MOST_LOG_INS", 1)
+    flags = ["-n", "2", "-s", "1", *launched.hosts("10.0.0.1")]
+    launched.ssh.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = true ] || exit 255\n')
+    assert main([*flags, "--", "true"]) == 255
+    message = "scheduler on 10.0.0.1 left with exit code 255, as ssh does if the host is lost"
+    assert capfd.readouterr().err == f"launch: error: {message}\n"
+
+
+# The host of worker 1 is lost with it.
+LOSES_HOST = "if rank == '1':\n open(folder + '/lost-' + os.environ['FAKE_HOST'], 'w').close()\n"
+
+
+def run_with_a_lost_host(launched, monkeypatch, **seconds):
+    for name, value in seconds.items():
+        monkeypatch.setattr(launch, name, value)
+    command = launched.command(LOSES_HOST + FAILS_ONCE)
+    hosts = launched.hosts("10.0.0.1", "10.0.0.2")
+    return main(["-n", "2", "-s", "1", "--restart", "1", *hosts, "--", *command])
+
+
+def test_a_lost_host_comes_back(launched, monkeypatch, capfd):
+    monkeypatch.setenv("COMES_BACK", "1")
+    assert run_with_a_lost_host(launched, monkeypatch, SECONDS_BETWEEN_TRIES=0.2) == 0
+    first, second = capfd.readouterr().err.splitlines()
+    assert first == "launch: restart 1 of 1: worker 1 on 10.0.0.2 was killed by SIGKILL"
+    assert second.startswith("launch: waiting up to 300 s: host 10.0.0.2 does not answer")
+    assert len(launched.notes("worker1")) == 2
+
+
+def test_a_lost_host_stays_lost(launched, monkeypatch, capfd):
+    seconds = {"SECONDS_BETWEEN_TRIES": 0.1, "SECONDS_TO_COME_BACK": 0.5}
+    assert run_with_a_lost_host(launched, monkeypatch, **seconds) == 2
+    *_, waiting, last = capfd.readouterr().err.splitlines()
+    assert waiting.startswith("launch: waiting up to 0.5 s: host 10.0.0.2 does not answer")
+    assert last.startswith("launch: error: host 10.0.0.2 does not answer")
+    assert len(launched.notes("worker1")) == 1
+
+
+def test_a_signal_while_a_host_is_lost(launched):
+    hosts = launched.hosts("10.0.0.1", "10.0.0.2")
+    launched.start(["-n", "2", "-s", "1", "--restart", "1", *hosts], LOSES_HOST + FAILS_ONCE)
+    launched.wait_for(worker1=1)
+    wait_until(lambda: not launched.left())
+    time.sleep(1)
+    launched.process.send_signal(signal.SIGTERM)
+    assert launched.end()[0] == 143
+    assert len(launched.notes("worker1")) == 1
 
 
 def test_a_host_takes_too_long(tmp_path, monkeypatch):
