@@ -3,17 +3,23 @@
     python tools/bench_loss.py                     the paper's Table 3, half an hour
     python tools/bench_loss.py --quick             the same in small, a minute
     python tools/bench_loss.py --losses dsoftmax_k dsoftmax_k:devices=cpu:2 dsoftmax:chunk=16384
+    python tools/bench_loss.py --distributed       on parameter servers, three minutes
 
 A step is all of it: sampling, gathering, forward, backward and update. The *floor* is the time of
 its three matrix products alone (logits, gradient to the embeddings, gradient to the weights), by
 MXNet and in the same shapes. Every contender runs in a process of its own, and they take turns,
 step by step, so that what else the machine does befalls all alike. The first steps do not count.
+
+--distributed starts a job of two workers and two servers on this machine. It takes turns with one
+process that has all class weights, in its host's memory and in its device's. What is printed: the
+time of a step and of its parts, what each worker sends and gets, and what the servers hold.
 """
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import os
 import statistics
 import sys
 import time
@@ -37,11 +43,19 @@ from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
 
+from dsoftmax.recognition import processes, server  # noqa: E402
+from dsoftmax.tools import bench_distributed  # noqa: E402
+
+if __name__ == "__main__" and bench_distributed.is_in_job() and not server.is_worker():
+    bench_distributed.serve()  # without all that only workers need
+    sys.exit()
+
 import mxnet as mx  # noqa: E402
 from mxnet import autograd, nd  # noqa: E402
 
 from dsoftmax import losses  # noqa: E402
 from dsoftmax.losses import operators  # noqa: E402
+from dsoftmax.losses.groups import ALONE, Group  # noqa: E402
 from dsoftmax.losses.presets import NEGATIVES, PRESETS  # noqa: E402
 from dsoftmax.recognition.devices import contexts  # noqa: E402
 
@@ -105,8 +119,8 @@ class Contender:
         forest = self.classes * 600 if self.negatives == "forest" else 0
         return 2 * self.bytes_of_weights + logits + forest + (1 << 29)
 
-    def make_head(self) -> losses.Head:
-        """Create the head."""
+    def make_head(self, group: Group) -> losses.Head:
+        """Create the head, of which each process of a group has its share."""
         options = {}
         if "sample_rate" in NEGATIVES[self.negatives]:
             options["sample_rate"] = self.sample_rate
@@ -118,24 +132,38 @@ class Contender:
             store=self.store,
             chunk=self.chunk,
             seed=1,
+            group=group,
             **options,
         )
 
 
 class Bench:
-    """A head, and what is measured of it."""
+    """A head, and what is measured of it.
 
-    def __init__(self, contender: Contender):
+    Parameters
+    ----------
+    contender : Contender
+    group : Group
+        The processes that share the classes.
+
+    Attributes
+    ----------
+    wait : callable
+        Returns when a step is done.
+    """
+
+    def __init__(self, contender: Contender, group: Group = ALONE):
         self.contender = contender
+        self.wait = nd.waitall
         before = resident_bytes()
-        self.head = contender.make_head()
+        self.head = contender.make_head(group)
         self.head.initialize(mx.init.Normal(0.01))
         self.trainer = self.head.trainer("sgd", OPTIMIZER)
         nd.waitall()
         self._base = before + 2 * contender.bytes_of_weights
-        self._random = np.random.default_rng(1)
-        shape = (contender.batch_size, contender.width)
-        self.embeddings = nd.random.normal(shape=shape, ctx=contexts(contender.devices)[0])
+        self._random = np.random.default_rng(1)  # the same in all processes
+        embeddings = self._random.normal(size=(contender.batch_size, contender.width))
+        self.embeddings = nd.array(embeddings, ctx=contexts(contender.devices)[0])
         self.embeddings.attach_grad()
         self._floor: list = []
         forget_peak()
@@ -161,7 +189,7 @@ class Bench:
             loss = self.head(self.embeddings, labels)
         loss.backward()
         self.trainer.step(size)
-        nd.waitall()
+        self.wait()
         seconds = time.perf_counter() - started
         del self.head.sampler.draw
         # A forest is rebuilt every so many steps, whose share each of them is charged with.
@@ -475,6 +503,23 @@ def parse_contender(text: str, args: argparse.Namespace) -> Contender:
     return Contender(loss=loss, name=text, **{**common, **own})
 
 
+def parse_distributed(args: argparse.Namespace) -> Contender:
+    """Parse the one loss that --distributed measures; refuse what does not go with it."""
+    if args.plot:
+        raise ValueError("--plot is not for --distributed, which measures one number of classes")
+    if len(args.losses) > 1:
+        raise ValueError(f"--distributed measures one loss at a time, not {len(args.losses)}")
+    contender = parse_contender(args.losses[0], args)
+    if contender.negatives != "classes":
+        raise ValueError(
+            "--distributed measures losses of sampled classes, as dsoftmax_k and rand_softmax, not "
+            f"{contender.loss}"
+        )
+    if contender.store != "device":
+        raise ValueError("--distributed compares the stores: leave --store out")
+    return contender
+
+
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = argparse.ArgumentParser(
@@ -507,6 +552,11 @@ def build_parser() -> argparse.ArgumentParser:
         metavar="K,K,...",
         help="for the plot; 10,000 to 4,000,000 by default",
     )
+    parser.add_argument(
+        "--distributed",
+        action="store_true",
+        help="two workers and two parameter servers against one process; dsoftmax_k by default",
+    )
     parser.add_argument("--quick", action="store_true", help="small numbers, in a minute")
     add_json_flag(parser)
     return parser
@@ -515,17 +565,24 @@ def build_parser() -> argparse.ArgumentParser:
 @command
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
+    argv = sys.argv[1:] if argv is None else argv
     parser = build_parser()
     args = parser.parse_args(argv)
     if args.quick:
-        parser.set_defaults(
-            classes=20_000,
-            sample_rate=1 / 16,
-            steps=10,
-            plot_classes=[2_000, 6_000, 20_000, 60_000],
-        )
-        args = parser.parse_args(argv)
-    contenders = [parse_contender(text, args) for text in args.losses]
+        parser.set_defaults(**QUICK)
+    if args.distributed:
+        parser.set_defaults(losses=["dsoftmax_k"])
+    args = parser.parse_args(argv)
+    if args.distributed:
+        contenders = [parse_distributed(args)]
+    else:
+        contenders = [parse_contender(text, args) for text in args.losses]
+    if "DMLC_ROLE" in os.environ:
+        if not bench_distributed.is_in_job():
+            raise ValueError("--distributed starts its job by itself: call it without launch.py")
+        own = dataclasses.replace(contenders[0], store="server")
+        bench_distributed.work(lambda group: Bench(own, group))
+        return
     machine = {
         **describe_machine(),
         "mxnet": mx.__version__,
@@ -537,8 +594,17 @@ def main(argv: list[str] | None = None) -> None:
             + ("with" if machine["our_operators"] else "without")
             + " the operators of tools/build_operators.py"
         )
-    results = measure(contenders, args.warm_ups, args.steps)
-    report = {"machine": machine, "results": results}
+    report: dict[str, Any] = {"machine": machine}
+    if args.distributed:
+        report["distributed"] = bench_distributed.measure(
+            contenders[0], Bench, argv, args.warm_ups, args.steps
+        )
+        tables = bench_distributed.tables(report["distributed"])
+    else:
+        report["results"] = results = measure(contenders, args.warm_ups, args.steps)
+        tables = "\n\n".join(
+            (paper_table(results), cost_table(results), "\n".join(remarks(results)))
+        )
     if args.plot:
         report["sweep"] = sweep(args, contenders)
         draw(report["sweep"], args.plot)
@@ -548,10 +614,9 @@ def main(argv: list[str] | None = None) -> None:
     print(
         f"K = {args.classes:,}, D = {args.width}, B = {args.batch_size}, "
         f"rate {Fraction(args.sample_rate).limit_denominator(10_000)}; medians of {args.steps} "
-        f"steps\n\n{paper_table(results)}\n\n{cost_table(results)}\n\n"
-        + "\n".join(remarks(results))
+        f"steps\n\n{tables}"
     )
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    processes.leave(main())

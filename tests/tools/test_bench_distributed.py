@@ -1,0 +1,114 @@
+"""The head on parameter servers: what travels is counted by hand."""
+
+import json
+import math
+
+import pytest
+
+from dsoftmax.tools import bench_distributed
+from dsoftmax.tools.bench_distributed import PARTS, RAW_BYTES, Job, summarize, tables
+from dsoftmax.tools.bench_loss import main
+
+CLASSES, WIDTH, BATCH = 301, 8, 16
+SMALL = ["--distributed", "--classes", str(CLASSES), "--width", str(WIDTH)]
+SMALL += ["--batch-size", str(BATCH), "--warm-ups", "1", "--steps", "3"]
+
+
+def test_a_job_against_one_process(tmp_path, capsys):
+    # With all classes sampled a worker pulls and pushes its whole share, in every step.
+    assert main([*SMALL, "--sample-rate", "1", "--json", str(tmp_path / "found.json")]) == 0
+    assert capsys.readouterr().out == ""
+    report = json.loads((tmp_path / "found.json").read_text())
+    assert report["machine"]["mxnet"] == "1.9.1"
+    found = report["distributed"]
+    assert (found["name"], found["store"]) == ("dsoftmax_k", "server")
+    assert (found["workers"], found["servers"]) == (2, 2)
+    row = WIDTH * 4 + 8
+    gathered = 2 * 3 * BATCH  # three numbers a sample, of each worker
+    summed = BATCH + 2 * BATCH * WIDTH  # z_y, and its and n's gradient to the embeddings
+    assert found["traffic"] == {
+        "pulled": [150 * row, 151 * row],
+        "pushed": [150 * row, 151 * row],
+        "summed": [2 * 4 * (gathered + summed)] * 2,
+    }
+    assert list(found["one_process"]) == ["host", "device"]
+    for times in (found, *found["one_process"].values()):
+        assert 0 < times["low"] <= times["seconds"] <= times["high"]
+    assert 0 < found["ratio"] < math.inf
+    assert list(found["parts"]) == list(PARTS)
+    assert all(0 < seconds < math.inf for seconds in found["parts"].values())
+    assert found["loopback"]["ratio"] > 1
+    assert found["loopback"]["raw_seconds"] > 0
+    assert len(found["server_bytes"]) == 2
+    assert 0 < found["empty_bytes"] < min(found["server_bytes"])
+    assert found["server_ratio"] == sum(found["server_bytes"]) / (2 * 4 * CLASSES * WIDTH)
+
+
+def test_a_job_that_fails_says_why(monkeypatch):
+    monkeypatch.setattr(bench_distributed, "SERVERS", 0)
+    with pytest.raises(
+        ValueError, match=r"has ended; (.|\n)*a whole number of 1 or more is needed"
+    ):
+        Job(SMALL)
+
+
+def turn(seconds, loopback=200.0):
+    traffic = {"pulled": 20, "pushed": 20, "summed": 10}
+    parts = dict.fromkeys(PARTS, 0.1)
+    return {
+        "host": 2.0,
+        "device": 4.0,
+        "steps": [{"seconds": seconds, **traffic}, {"seconds": 0.5, **traffic}],
+        "parts": [parts, {**parts, "pull": 0.3}],
+        "loopback": loopback,
+        "raw": 2.0,
+    }
+
+
+def test_medians_and_tables():
+    found = summarize([turn(3.0), turn(5.0), turn(4.0, 110.0)])
+    assert (found["seconds"], found["low"], found["high"]) == (4.0, 3.0, 5.0)
+    assert found["ratio"] == found["one_process"]["device"]["ratio"] == 2.0
+    assert found["parts"] == pytest.approx({**dict.fromkeys(PARTS, 0.1), "pull": 0.2})
+    assert found["traffic"]["summed"] == [10, 10]
+    assert found["loopback"] == {"bytes": 200, "ratio": 2.0, "raw_seconds": 200 / RAW_BYTES}
+    found.update(name="dsoftmax_k", workers=2, servers=2, server_ratio=1.5)
+    found.update(server_bytes=[3 << 20, 4 << 20], empty_bytes=1 << 20)
+    lines = [line.split() for line in tables(found).splitlines()]
+    assert ["one", "process,", "store=device", "4000.0", "4000-4000", "2.00"] in lines
+    assert ["2", "workers,", "2", "servers", "4000.0", "3000-5000", "2.00"] in lines
+    assert ["pull", "200.0", "40%"] in lines
+    assert "The servers hold 3 + 4 MB, 1.50 times weights and momenta" in tables(found)
+
+
+def test_a_system_that_does_not_count(monkeypatch, tmp_path):
+    monkeypatch.setattr(bench_distributed, "INTERFACES", tmp_path / "dev")
+    assert math.isnan(bench_distributed.loopback_bytes())
+    (tmp_path / "dev").write_text(
+        "Inter-| Receive\n face |bytes packets\n  eth0: 5 6\n    lo: 7 8\n"
+    )
+    assert bench_distributed.loopback_bytes() == 7
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--plot", "k.png"], "--plot is not for --distributed"),
+        (["--losses", "dsoftmax_k", "rand_softmax"], "measures one loss at a time, not 2"),
+        (["--losses", "hf_softmax"], "sampled classes, as dsoftmax_k and rand_softmax, not hf_"),
+        (["--losses", "dsoftmax_k:store=host"], "leave --store out"),
+        (["--store", "host"], "leave --store out"),
+    ],
+)
+def test_what_does_not_go_together(arguments, message, capsys):
+    assert main([*SMALL, *arguments]) == 2
+    assert message in capsys.readouterr().err
+
+
+def test_neither_without_memory_nor_by_the_launcher(monkeypatch, capsys):
+    monkeypatch.setattr(bench_distributed, "available_bytes", lambda: 2 << 30)
+    assert main(SMALL) == 2
+    assert "needs about 3.2 GB, and 2.1 GB are free: choose fewer" in capsys.readouterr().err
+    monkeypatch.setenv("DMLC_ROLE", "worker")
+    assert main(SMALL) == 2
+    assert "call it without launch.py" in capsys.readouterr().err
