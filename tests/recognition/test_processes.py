@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from mxnet import nd
 
+from dsoftmax.losses import operators
 from dsoftmax.losses.groups import Group
 from dsoftmax.losses.servers import FIRST_CLASS_KEY, ServerStore, weights_of_momenta
 from dsoftmax.recognition import checkpoint, plan, processes, server, train
@@ -110,18 +111,22 @@ class TestHeads:
 
     @pytest.mark.parametrize("case", job_of_heads.CASES)
     def test_as_one_process_with_two_devices(self, found, case):
+        # Servers update by MXNet's operators, which round in another way than ours.
+        rounds = operators.load() and case.endswith("servers")
         for one in found:
-            assert one[case] == dict.fromkeys(one[case], 0.0)
+            for what, difference in one[case].items():
+                assert difference <= (1e-4 if rounds else 0.0), what
 
 
 class TestTraining:
-    def test_servers_then_other_numbers_then_alone(self, flags):
+    def test_servers_then_other_numbers_then_alone(self, flags, monkeypatch):
         """Weights, momenta, position: all is taken up exactly by another number of everything."""
+        monkeypatch.setenv(operators.SWITCH, "0")  # all round alike
         sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25")
         alone = ("--devices", "cpu:2", "--class-parallel", "1")
         served = ("--kvstore", "dist_sync")
         whole = flags("whole", *sampled, *alone)
-        assert train.main(whole) == 0
+        assert run([*PYTHON, train.__file__, *whole])[0] == 0
         two = flags("part", *sampled, *served, "--devices", "cpu", "--max-steps", "5")
         code, output = run(launched(2, 2, [*PYTHON, train.__file__, *two], *SPLIT))
         assert code == 0, output[-3000:]
@@ -132,7 +137,7 @@ class TestTraining:
         assert code == 0, output[-3000:]
         assert "resumed with store" not in output
         part = flags("part", *sampled, *alone, "--resume")
-        assert train.main(part) == 0
+        assert run([*PYTHON, train.__file__, *part])[0] == 0
         assert_same_bits(whole, part)
 
     def test_all_classes_split_over_workers(self, flags, tmp_path):

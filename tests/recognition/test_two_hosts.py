@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from dsoftmax.losses import operators
 from dsoftmax.recognition import train
 from tests.recognition.test_processes import (  # noqa: F401
     PYTHON,
@@ -27,6 +28,7 @@ PATH = os.pathsep.join([os.environ.get("PATH", ""), "/usr/sbin", "/sbin"])
 TOOLS = ("ip", "mount", "ssh", "ssh-keygen", "sshd")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")
 TRAIN = (*PYTHON, train.__file__)
+ROUND = ("--env", f"{operators.SWITCH}=0")  # as servers do
 LOSS = ("--loss", "dsoftmax_k", "--sample-rate", "0.25")
 SERVED = ("--devices", "cpu", "--kvstore", "dist_sync")
 ALONE = ("--devices", "cpu:2", "--class-parallel", "1")
@@ -55,6 +57,13 @@ StrictHostKeyChecking yes
 User root
 UserKnownHostsFile {folder}/known_hosts
 """
+
+
+def run_alone(command):
+    """Train in one process that rounds as servers do; return its exit code."""
+    return subprocess.run(
+        command, env={**os.environ, operators.SWITCH: "0"}, stdout=subprocess.DEVNULL
+    ).returncode
 
 
 def call(*words):
@@ -157,7 +166,7 @@ class Network:
         """Start a job of so many workers and servers, by default of one of each on a host."""
         options = ["--hosts", self.folder / "hosts", "--ssh", shlex.join(self.ssh), *options]
         return subprocess.Popen(
-            [*self._here(), *launched(each, each, command, *map(str, options))],
+            [*self._here(), *launched(each, each, command, *ROUND, *map(str, options))],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -237,7 +246,7 @@ def network(tmp_path, monkeypatch):
 
 def test_the_bits_of_one_process(network, flags):  # noqa: F811
     alone = flags("alone", *LOSS, *ALONE)
-    assert train.main(alone) == 0
+    assert run_alone([*TRAIN, *alone]) == 0
     code, output = network.run([*TRAIN, *flags("job", *LOSS, *SERVED)])
     assert code == 0, output[-3000:]
     assert network.nobody_is_left()
@@ -289,5 +298,5 @@ def test_a_remote_worker_is_killed(network, flags, restarts):  # noqa: F811
     assert f"launch: restart 1 of 1: {how}" in output
     assert "[worker 0] resumed from" in output
     alone = flags("alone", *LOSS, *ALONE, "--max-steps", str(steps))
-    assert train.main(alone) == 0
+    assert run_alone([*TRAIN, *alone]) == 0
     assert_same_bits(alone, flags("host1", *LOSS))
