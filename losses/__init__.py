@@ -28,7 +28,7 @@ from dsoftmax.losses.criteria import (  # noqa: E402
     SphereFace,
 )
 from dsoftmax.losses.head import Head  # noqa: E402
-from dsoftmax.losses.negatives import NegativeLogSumExp  # noqa: E402
+from dsoftmax.losses.log_sum_exp import NegativeLogSumExp  # noqa: E402
 from dsoftmax.losses.presets import create, names  # noqa: E402
 from dsoftmax.losses.trainer import HeadTrainer  # noqa: E402
 

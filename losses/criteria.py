@@ -21,7 +21,7 @@ class Batch(NamedTuple):
     """What a criterion may ask about the batch beside z_y and n."""
 
     step: int  # steps before this one
-    norm: mx.nd.NDArray  # (B,) lengths of the embeddings
+    norm: mx.nd.NDArray  # (B,) lengths of the embeddings, with their gradient
     inter_weight: float | None = None  # what the inter part is to be multiplied by, if anything
     is_training: bool = True
 
@@ -73,6 +73,10 @@ class Criterion(Loss):
     def parts(self, F, z_y, n, *arguments):
         """Return the intra-class and the inter-class loss, (B,) each."""
         raise NotImplementedError(f"{type(self).__name__} must define parts(F, z_y, n)")
+
+    def inter_floor(self, n: float) -> float | None:
+        """Return the inter loss of an n; None where it depends on more than n."""
+        return None
 
     def hybrid_forward(self, F, z_y, n, sample_weight=None, *arguments):
         """Compute the loss of each sample."""
@@ -366,7 +370,7 @@ class AdaFace(Entangled):
 
     def arguments(self, batch: Batch) -> list[mx.nd.NDArray]:
         """Return the quality q of each sample, (B,)."""
-        norm = batch.norm.clip(0.001, 100)
+        norm = batch.norm.detach().clip(0.001, 100)  # a measure, not to be trained
         forget = self.forget if batch.is_training else 0
         for name, found in (("mean", norm.mean()), ("deviation", _deviation(norm))):
             self.state[name] += forget * (found.asscalar() - self.state[name])
@@ -418,6 +422,10 @@ class DSoftmax(Criterion):
         """Return the inter-class loss, (B,); it may look at z_y but sends it no gradient."""
         return softplus(F, n)
 
+    def inter_floor(self, n: float) -> float | None:
+        """Return the inter loss of an n."""
+        return math.log1p(math.exp(n))
+
     def parts(self, F, z_y, n, inter_weight=None):
         """Return the intra-class and the inter-class loss, (B,) each."""
         intra = softplus(F, self.scale * (self.d - z_y))
@@ -432,7 +440,15 @@ class DSoftmax(Criterion):
         return f"{super()._describe()}, d={self.d:g}"
 
 
-class DSoftmaxSoftmax(DSoftmax):
+class Hybrid(DSoftmax):
+    """D-Softmax's intra part with the inter part of another loss, which looks at z_y too."""
+
+    def inter_floor(self, n: float) -> None:
+        """Return None: the inter loss has no floor of its own."""
+        return
+
+
+class DSoftmaxSoftmax(Hybrid):
     """D-Softmax's intra part with the inter gradient of softmax: softplus(n - s stop(z_y)).
 
     Examples
@@ -446,7 +462,7 @@ class DSoftmaxSoftmax(DSoftmax):
         return softplus(F, n - self.scale * z_y)
 
 
-class DSoftmaxArcFace(DSoftmax):
+class DSoftmaxArcFace(Hybrid):
     """D-Softmax's intra part with ArcFace's inter gradient: softplus(n - s cos(stop(θ_y) + m2)).
 
     Parameters

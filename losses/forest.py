@@ -213,9 +213,12 @@ class Forest:
         """Return the classes, the most similar first."""
         # The last digits depend on how the classes are split over devices. Without them equal
         # weights are equally near, and the number of the class decides.
+        is_number = np.isfinite(similarity)
+        similarity = np.where(is_number, similarity, 0)
         unit = 1e-5 * max(np.abs(similarity).max(initial=0), SMALLEST_NORM)
         num_classes = self._store.shape[0]
-        steps = np.rint(similarity / -unit).astype(np.int64)
+        # A class that diverged comes first, so that the loss shows it.
+        steps = np.where(is_number, np.rint(similarity / -unit), -1e6).astype(np.int64)
         return np.sort(steps * num_classes + classes) % num_classes
 
 

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from typing import Iterator
+
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, nd
 from mxnet.gluon import Block
 
 from dsoftmax.losses.criteria import Batch, Criterion
-from dsoftmax.losses.kernels import Workspace
+from dsoftmax.losses.kernels import SMALLEST_NORM, RowGradient, Workspace, row_sum
 from dsoftmax.losses.samplers import AllClasses
 from dsoftmax.losses.servers import ServerStore, ServerTrainer
-from dsoftmax.losses.similarities import Similarities
-from dsoftmax.losses.stores import ClassStore
+from dsoftmax.losses.step import Step, StepInputs
+from dsoftmax.losses.stores import LARGEST_ARRAY, ClassStore
 from dsoftmax.losses.trainer import HeadTrainer, StaleGradientError
+from dsoftmax.recognition.files import AtomicFile
+
+CLASS_WEIGHT = "class_weight"  # what `save_parameters` calls them
+SUPERSEDED_STEPS = 4  # watched for a backward pass that comes too late
 
 
 class Head(Block):
@@ -68,10 +74,20 @@ class Head(Block):
         self.seed = seed
         self.step = 0  # training batches seen: what is drawn is a function of (seed, step)
         self._is_initialized = False
-        self._anchors: dict[mx.Context, nd.NDArray] = {}
-        self._last: Similarities | None = None
-        self._came_back: list[Similarities] = []
-        self._last_parts: tuple = ()
+        self._forget_steps()
+
+    def _forget_steps(self) -> None:
+        """Drop all that belongs to batches seen so far, but for their number."""
+        self._pending: Step | None = None  # the last training batch, until its update
+        self._superseded: list[Step] = []  # training batches before it that had no update
+        self._idle_workspaces: list[Workspace] | None = None
+        self._last: tuple[Step, dict[str, nd.NDArray]] | None = None  # for `stats`
+
+    def __getstate__(self) -> dict:
+        copied = Head.__new__(Head)
+        copied.__dict__.update(self.__dict__)
+        copied._forget_steps()
+        return copied.__dict__
 
     @property
     def num_classes(self) -> int:
@@ -90,7 +106,7 @@ class Head(Block):
         if self._is_initialized and not force_reinit:
             raise ValueError("the head is initialized already; force_reinit=True does it again")
         initializer = mx.init.create(init) if isinstance(init, str) else init
-        self._drop_gradients()
+        self._forget_steps()
         self.store.initialize(initializer or mx.init.Normal(0.01), self.seed)
         self._is_initialized = True
 
@@ -116,9 +132,45 @@ class Head(Block):
                 )
             if not np.isfinite(array).all():
                 raise ValueError("some of the class weights are NaN or infinite")
-        self._drop_gradients()
+        self._forget_steps()
         self.store.fill(array)
         self._is_initialized = True
+
+    def save_parameters(self, filename, deduplicate: bool = False) -> None:
+        """Save all class weights, (K, D) however they are split, as one array ``class_weight``.
+
+        Of several processes, which must all call it, the first writes the file.
+        """
+        if self.num_classes * self.embedding_size > LARGEST_ARRAY:
+            raise ValueError(
+                f"{self.num_classes} x {self.embedding_size} class weights are more than an MXNet "
+                "array holds: save class_weights() with numpy"
+            )
+        weights = self.class_weights()
+        if self.store.group.is_first:
+            with AtomicFile(filename) as file:
+                nd.save(file.name, {CLASS_WEIGHT: nd.array(weights)})
+
+    def load_parameters(self, filename, *_, **__) -> None:
+        """Load what `save_parameters` saved, on any number of devices.
+
+        Of several processes, which must all call it, the first reads the file.
+        """
+        weights = None
+        if self.store.group.is_first:
+            saved = nd.load(str(filename))
+            if not isinstance(saved, dict) or set(saved) != {CLASS_WEIGHT}:
+                raise ValueError(f"{filename}: not the parameters of a head, {CLASS_WEIGHT} alone")
+            weights = saved[CLASS_WEIGHT]
+        self.load_class_weights(weights)
+
+    def _collect_params_with_prefix(self, prefix: str = "") -> dict:
+        """Refuse to be a part of another block's file, which would lack the class weights."""
+        raise ValueError(
+            "class weights are no gluon.Parameters, so that a file of the block around this head "
+            "would lack them: save and load the head by its own save_parameters, and the network "
+            "by its own"
+        )
 
     def forward(self, embeddings, labels, sample_weight=None):
         """Compute the loss of each sample."""
@@ -126,45 +178,88 @@ class Head(Block):
             raise RuntimeError("the head has no weights: call initialize or load_class_weights")
         labels = self._check_labels(labels)
         norm = self._check_embeddings(embeddings, labels)
-        if autograd.is_recording() and self._last is not None and not self._last.is_finished:
-            self._drop_gradients()  # a new batch takes their place
-        draw = self.sampler.draw(self.step, labels, embeddings)
-        similarities = Similarities(
-            self.store,
-            labels,
-            draw,
-            self.criterion.scale,
-            self.normalize,
-            self.chunk,
-            self._free_workspaces(),
-            self._came_back,
-        )
-        z_y, n = similarities(embeddings, self._anchor_on(embeddings.context))
+        is_training = autograd.is_recording()
+        with autograd.pause():
+            step = self._make_step(embeddings.detach(), labels, is_training)
+        z_y, n = step.record(embeddings)
         inter_weight = None
         if self.mean_over_rows:
-            inter_weight = len(labels) / len(draw.rows)
-        arguments = self.criterion.arguments(
-            Batch(self.step, norm, inter_weight, autograd.is_recording())
-        )
+            inter_weight = 1 / step.share_with_negatives()
+        arguments = self.criterion.arguments(Batch(self.step, norm, inter_weight, is_training))
         loss = self.criterion(z_y, n, sample_weight, *arguments)
         with autograd.pause():
-            self._last_parts = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
-        self._last = similarities
-        if autograd.is_recording():
+            arguments = [argument.detach() for argument in arguments]
+            intra, inter = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
+        self._last = step, {"intra": intra, "inter": inter}
+        if is_training:
             self.step += 1
         return loss
 
-    def _free_workspaces(self) -> list[Workspace]:
-        """Return memory no batch needs any more: usually that of the last one."""
-        if self._last is not None and self._last.is_finished:
-            return self._last.workspaces
-        return [Workspace(shard.device) for shard in self.store.shards]
+    def _make_step(self, embeddings: nd.NDArray, labels: np.ndarray, is_training: bool) -> Step:
+        if is_training:
+            self._supersede()
+        workspaces, self._idle_workspaces = self._idle_workspaces, None
+        if workspaces is None:
+            workspaces = [Workspace(shard.device) for shard in self.store.shards]
+        draw = self.sampler.draw(self.step, labels, embeddings)
+        inputs = StepInputs(
+            labels, draw, self.criterion.scale, self.normalize, self.chunk, is_training
+        )
+        step = Step(self.store, inputs, embeddings, workspaces)
+        if is_training:
+            self._pending = step
+        else:
+            self._retire(step)
+        return step
 
-    def _anchor_on(self, context: mx.Context) -> nd.NDArray:
-        if context not in self._anchors:
-            self._anchors[context] = nd.zeros((1,), ctx=context)
-            self._anchors[context].attach_grad()
-        return self._anchors[context]
+    def _retire(self, step: Step) -> None:
+        """Take a step's memory back: nobody will ask for its gradients."""
+        self._idle_workspaces = step.workspaces
+        step.release()
+
+    def _supersede(self) -> None:
+        """Let a new batch take the last one's place, as a new gradient overwrites an old one."""
+        if self._pending is not None:
+            self._retire(self._pending)
+            self._superseded.append(self._pending)
+            self._pending = None
+        waiting = [step for step in self._superseded if not step.went_backward]
+        self._superseded = waiting[-SUPERSEDED_STEPS:]
+
+    def take_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
+        """Hand out, once, the gradients to the class weights of the batch that went backward.
+
+        Returns
+        -------
+        iterator of (shard, class_rows, gradient)
+            As of `Step.weight_gradients`. Until it is exhausted it owns the step's memory.
+        """
+        steps = [*self._superseded, *([self._pending] if self._pending else [])]
+        backward = [step for step in steps if step.went_backward]
+        if not backward:
+            raise StaleGradientError(
+                "there is no new gradient since the last step: call the head under autograd.record "
+                "and backward on its loss first"
+            )
+        step, self._pending, self._superseded = self._pending, None, []
+        if len(backward) > 1 or backward[0] is not step:
+            self._retire(step)
+            found = (
+                f"{len(backward)} batches went backward at once"
+                if len(backward) > 1
+                else "the batch that went backward is not the last one"
+            )
+            raise RuntimeError(
+                f"{found}, but a head holds the gradients of one: call backward and step for each "
+                "batch before the next"
+            )
+        return self._gradients_of(step)
+
+    def _gradients_of(self, step: Step) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
+        try:
+            yield from step.weight_gradients()
+        finally:
+            self._retire(step)
 
     def _check_labels(self, labels) -> np.ndarray:
         labels = labels.asnumpy() if isinstance(labels, nd.NDArray) else np.asarray(labels)
@@ -196,9 +291,8 @@ class Head(Block):
                 f"embeddings must be float32, not {np.dtype(embeddings.dtype)}: the head is "
                 "computed in full precision; cast them"
             )
-        with autograd.pause():
-            ones = nd.ones((self.embedding_size, 1), ctx=embeddings.context)
-            norm = nd.sqrt(nd.dot(nd.square(embeddings.detach()), ones)).reshape(-1)
+        # In the graph, for criteria that depend on it; a row of zeros has no gradient.
+        norm = nd.sqrt(nd.maximum(row_sum(nd.square(embeddings)), SMALLEST_NORM**2)).reshape(-1)
         bad = np.flatnonzero(~np.isfinite(norm.asnumpy()))
         if bad.size:
             raise ValueError(
@@ -213,47 +307,22 @@ class Head(Block):
         """What the last batch looked like.
 
         ``intra`` and ``inter`` loss (where the criterion is not dissected the whole loss is
-        ``intra``), ``inter_floor`` (the inter loss if all negatives were orthogonal), ``accuracy``
-        (the share of samples nearer to their own class than to any negative), the mean
-        ``positive_cosine``, the mean ``negative_cosine`` and the ``max_negative_cosine``,
-        ``rows_touched`` (class weights read and, in training, updated), and what the sampler has to
-        tell.
+        ``intra``), ``inter_floor`` (the inter loss if all negatives were orthogonal, for criteria
+        whose inter loss depends on the negatives alone), ``accuracy`` (the share of samples nearer
+        to their own class than to any negative), the mean ``positive_cosine``, the mean
+        ``negative_cosine`` and the ``max_negative_cosine``, ``rows_touched`` (class weights read
+        and, in training, updated), and what the sampler has to tell.
         """
         if self._last is None:
             return {}
-        intra, inter = (float(part.mean().asscalar()) for part in self._last_parts)
-        return {"intra": intra, "inter": inter, **self._last.stats(), **self.sampler.stats}
-
-    def take_batch(self) -> Similarities:
-        """Hand out, once, the batch whose backward pass was done since the last time.
-
-        Its `weight_gradients` are those of the class weights as they are now: they are to be asked
-        for, and `is_finished` to be set, before the head is used again.
-        """
-        batches = self._batches_that_came_back()
-        if not batches:
-            raise StaleGradientError(
-                "there is no new gradient since the last step: call the head under autograd.record "
-                "and backward on its loss first"
-            )
-        if len(batches) > 1:
-            raise RuntimeError(
-                f"{len(batches)} batches went backward at once, but a head holds the gradients of "
-                "one: call backward and step for each"
-            )
-        return batches[0]
-
-    def _batches_that_came_back(self) -> list[Similarities]:
-        """Return, once, the batches whose backward pass is done."""
-        for anchor in self._anchors.values():  # MXNet runs backward on a thread of its own
-            anchor.grad.wait_to_read()
-        batches = list(self._came_back)
-        self._came_back.clear()
-        return batches
-
-    def _drop_gradients(self) -> None:
-        for batch in self._batches_that_came_back():
-            batch.is_finished = True
+        step, parts = self._last
+        found = {name: float(part.mean().asscalar()) for name, part in parts.items()}
+        floor = self.criterion.inter_floor(step.orthogonal_n())
+        if floor is not None:
+            # Samples without negatives have no inter loss.
+            weight = 1.0 if self.mean_over_rows else step.share_with_negatives()
+            found["inter_floor"] = weight * floor
+        return {**found, **step.stats(), **self.sampler.stats}
 
     def __repr__(self) -> str:
         where = ", ".join(

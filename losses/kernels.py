@@ -58,9 +58,17 @@ class Workspace:
 def from_numpy(array: np.ndarray, context: mx.Context, dtype: str = "int32") -> nd.NDArray:
     """Return a copy of an array on a context, without delay.
 
-    `nd.array` waits until the engine has done all that is queued on the CPU.
+    `nd.array` waits until the engine has done all that is queued on the CPU, and
+    `nd.from_numpy(zero_copy=True)` has an engine thread free the numpy array, which aborts a
+    process whose Python is shutting down. The memory of a new array is nobody else's: it can be
+    written at once.
     """
-    return nd.from_numpy(np.array(array, dtype, order="C"), zero_copy=True).as_in_context(context)
+    array = np.ascontiguousarray(array, dtype)
+    copied = nd.empty(array.shape, mx.cpu(0), dtype)
+    memory = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(copied.handle, ctypes.byref(memory)))
+    ctypes.memmove(memory, array.ctypes.data, array.nbytes)
+    return copied.as_in_context(context)
 
 
 def take_rows(matrix: nd.NDArray, rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:
@@ -72,8 +80,12 @@ def take_rows(matrix: nd.NDArray, rows: np.ndarray, out: nd.NDArray | None = Non
 
 def add_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:
     """Add values (n, D) to distinct rows of a matrix, in place."""
+    set_rows(matrix, rows, values + take_rows(matrix, rows))
+
+
+def set_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:
+    """Set distinct rows of a matrix to values (n, D), in place."""
     index = from_numpy(rows, matrix.context).reshape((1, -1))
-    values = values + take_rows(matrix, rows)
     nd._internal._scatter_set_nd(matrix, values, index, shape=matrix.shape, out=matrix)
 
 
@@ -187,8 +199,8 @@ def probabilities_of(
         corrected = nd.broadcast_add(logits, offset, out=out)
         top = row_max(corrected)
         nd.softmax(corrected, out=out)
-    # The largest probability is exp(largest logit - n).
-    n = top - nd.log(row_max(out))
+    # The largest probability is exp(largest logit - n). Maxima overlook a NaN, sums don't.
+    n = top - nd.log(row_max(out)) + 0 * total
     if inverse is not None:
         nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
     return n, total, largest

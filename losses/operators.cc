@@ -244,7 +244,8 @@ MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const 
       z[before] = kNothing;
       p[before] = 0;
     }
-    n[i] = sum > 0 ? summary.top + std::log(sum) : kNothing;
+    // Comparisons overlook a NaN, the total doesn't: a class weight that is no number must show.
+    n[i] = (sum > 0 ? summary.top + std::log(sum) : kNothing) + 0 * summary.total;
     total[i] = summary.total;
     largest[i] = summary.largest;
     divide(p, inverse, sum > 0 ? 1 / sum : 0, classes);

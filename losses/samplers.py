@@ -19,8 +19,8 @@ class Draw(NamedTuple):
     classes: np.ndarray | None = None
     # Whether the batch's labels are each other's negatives, beside `classes`.
     labels_are_negatives: bool = True
-    # Rows of the batch that have an inter part, sorted; None for all.
-    rows: np.ndarray | None = None
+    # The samples that have negatives, by their number in the batch, sorted; None for all.
+    samples: np.ndarray | None = None
     # To be added to the logits of `classes`: the log of one over the chance to be drawn.
     correction: float = 0.0
 
@@ -158,7 +158,7 @@ class RandomRows(AllClasses):
         """Draw the rows of a step; `labels` are (B,) int64."""
         count = max(1, round(self.sample_rate * len(labels)))
         rows = generator(self.seed, step).choice(len(labels), count, replace=False)
-        return Draw(rows=np.sort(rows))
+        return Draw(samples=np.sort(rows))
 
     def __repr__(self) -> str:
         return f"all classes, for {self.sample_rate:g} of the rows at random"

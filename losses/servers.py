@@ -348,7 +348,7 @@ class ServerTrainer(HeadTrainer):
             )
         self._told: dict[str, Any] = {}
 
-    def _update_all(self, batch) -> None:
+    def _update_all(self, gradients) -> None:
         """Update the weights by the gradients of a batch."""
         store = self._head.store
         self._optimizer._index_update_count[0] = self._updates
@@ -358,16 +358,16 @@ class ServerTrainer(HeadTrainer):
         if options != self._told and store.group.is_first:
             store.group.tell_servers({"sgd": options})
         self._told = options
-        classes, gradients = [], []
-        for number, rows, gradient in batch.weight_gradients():
+        classes, copies = [], []
+        for number, rows, gradient in gradients:
             classes.append(rows + store.shards[number].start)
-            gradients.append(gradient.whole().copyto(mx.cpu(0)))  # its memory is used again
+            copies.append(gradient.whole().copyto(mx.cpu(0)))  # its memory is used again
         if not classes:
             store.push(np.empty(0, np.int64), None)
             return
         classes = np.concatenate(classes)
         order = np.argsort(classes)
-        store.push(classes[order], take_rows(nd.concat(*gradients, dim=0), order))
+        store.push(classes[order], take_rows(nd.concat(*copies, dim=0), order))
 
     def _read_states(self) -> list[np.ndarray]:
         if not self._number_of_states():

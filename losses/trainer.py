@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterator
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace
+from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, set_rows, take_rows
 from dsoftmax.recognition.files import AtomicFile
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
-    from dsoftmax.losses.similarities import Similarities
 
-# Those whose update of some rows leaves the others, weight and state, alone.
-LAZY_OPTIMIZERS = ("adagrad", "adam", "ftrl", "sgd")
-# Those that need the whole array at once, or keep count of the arrays.
-INDIVISIBLE_OPTIMIZERS = ("dcasgd", "lamb", "lars", "lbsgd", "nadam")
+# Why some of MXNet's optimizers can't update class weights block by block.
+REFUSED_OPTIMIZERS = {
+    "dcasgd": "it keeps one copy of each whole array",
+    "groupadagrad": "it takes sparse gradients of whole arrays alone",
+    "lamb": "its steps depend on the norm of the whole array",
+    "lars": "its steps depend on the norm of the whole array",
+    "lbsgd": "its steps depend on the norm of the whole array",
+    "nadam": "its schedule counts the calls, one per block",
+    "sgld": "its noise would depend on how the classes are split",
+}
 
 SAMPLER = "sampler_"  # how the names of the sampler's saved arrays begin
 
@@ -30,11 +35,12 @@ class StaleGradientError(RuntimeError):
 
 
 class HeadTrainer:
-    """Applies an optimizer of MXNet's to the class weights of a head.
+    """Applies an MXNet optimizer to the class weights of a head.
 
-    With sampled classes only the rows in use are updated. Momentum and weight decay of the others
-    wait until they are used again: this *lazy* update is not the dense one, and the same wherever
-    the weights live.
+    Any element-wise optimizer works, your own included; `REFUSED_OPTIMIZERS` are not. With sampled
+    classes only the rows in use are updated. Momentum and weight decay of the others wait until
+    they are used again: this *lazy* update is not the dense one, and the same wherever the weights
+    live.
 
     Parameters
     ----------
@@ -51,18 +57,11 @@ class HeadTrainer:
         elif optimizer_params:
             raise ValueError("optimizer_params must be empty for an optimizer that is made already")
         name = type(optimizer).__name__.lower()
-        if head.sampler.is_sparse and name not in LAZY_OPTIMIZERS:
+        if name in REFUSED_OPTIMIZERS:
             raise ValueError(
-                f"{name} has no update of single rows, which sampled classes need; legal are "
-                f"{', '.join(LAZY_OPTIMIZERS)}"
+                f"{name} can't update class weights, which is done block by block: "
+                f"{REFUSED_OPTIMIZERS[name]}; choose another one, such as sgd, adam or adagrad"
             )
-        if name in INDIVISIBLE_OPTIMIZERS:
-            raise ValueError(
-                f"{name} cannot update class weights part by part, as it is done here; choose "
-                f"another, as {', '.join(LAZY_OPTIMIZERS)}"
-            )
-        if head.sampler.is_sparse and hasattr(optimizer, "lazy_update"):
-            optimizer.lazy_update = True
         self._optimizer = optimizer
         self._scale = optimizer.rescale_grad
         self._updates = optimizer.begin_num_update
@@ -94,20 +93,19 @@ class HeadTrainer:
             Do nothing, instead of raising, where there was no backward pass since the last step.
         """
         try:
-            batch = self._head.take_batch()
+            gradients = self._head.take_gradients()
         except StaleGradientError:
             if ignore_stale_grad:
                 return
             raise
         self._optimizer.rescale_grad = self._scale / batch_size
-        self._update_all(batch)
+        self._update_all(gradients)
         self._updates += 1
-        batch.is_finished = True
 
-    def _update_all(self, batch: Similarities) -> None:
+    def _update_all(self, gradients: Iterator[tuple[int, slice | np.ndarray, RowGradient]]) -> None:
         """Update the weights by the gradients of a batch."""
         self._ensure_states()
-        for number, rows, gradient in batch.weight_gradients():
+        for number, rows, gradient in gradients:
             self._update(number, rows, gradient)
 
     def _update(self, number: int, rows: slice | np.ndarray, gradient: RowGradient) -> None:
@@ -124,11 +122,23 @@ class HeadTrainer:
         if type(self._optimizer) is mx.optimizer.SGD:
             self._optimizer._update_count(number)
             self._sgd(number).update(weight, state, rows, gradient, self._workspaces[number])
+        elif rows is None:
+            self._optimizer.update(number, weight, gradient.whole(), state)
         else:
-            values = gradient.whole()
-            if rows is not None:
-                values = self._workspaces[number].row_sparse(values, rows, weight.shape)
-            self._optimizer.update(number, weight, values, state)
+            self._update_rows(number, weight, state, rows, gradient.whole())
+
+    def _update_rows(self, number: int, weight, state, rows: np.ndarray, gradient) -> None:
+        """Update some rows by the optimizer's dense update of a copy of them.
+
+        MXNet's own updates of single rows exist for few optimizers, and some of those (``ftrl``)
+        silently update all rows.
+        """
+        arrays = (weight, *_as_tuple(state))
+        copies = [take_rows(array, rows) for array in arrays]
+        of_copies = tuple(copies[1:]) if isinstance(state, tuple) else (copies[1:] or [None])[0]
+        self._optimizer.update(number, copies[0], gradient, of_copies)
+        for array, copied in zip(arrays, copies):
+            set_rows(array, rows, copied)
 
     def _sgd(self, number: int) -> Sgd:
         optimizer = self._optimizer

@@ -337,7 +337,6 @@ class Run:
             return
         seconds = time.perf_counter() - self._tick
         stats = self.trained.head.stats
-        dissected = self.trained.head.criterion.dissected  # others have the whole loss as `intra`
         speed = self._timed * self.batch_size / seconds
         self._tick, self._timed = time.perf_counter(), 0
         row = {
@@ -347,7 +346,7 @@ class Run:
             "accuracy": stats["accuracy"],
             "loss": loss,
             "intra": stats["intra"],
-            "inter_above_floor": stats["inter"] - stats["inter_floor"] if dissected else 0.0,
+            "inter_above_floor": stats["inter"] - stats.get("inter_floor", math.nan),
             "positive_cosine": stats["positive_cosine"],
             "negative_cosine": stats["negative_cosine"],
             # With a single class there is no negative.
@@ -356,11 +355,15 @@ class Run:
         }
         self.log.metrics(row)
         batch = self._seen // self.batch_size
+        parts = ""
+        if self.trained.head.criterion.dissected:  # of the others the parts can't be told apart
+            parts = f"intra={stats['intra']:.4f}\tinter={stats['inter']:.4f}\t"
+            if "inter_floor" in stats:
+                parts += f"inter_floor={stats['inter_floor']:.4f}\t"
         self.log.info(
             f"Epoch[{self.epoch}] Batch [{max(batch - s.frequent, 0)}-{batch}]\tSpeed: {speed:.2f} "
-            f"samples/sec\tacc={row['accuracy']:f}\tlossvalue={loss:f}\tintra={row['intra']:.4f}\t"
-            f"inter={row['inter_above_floor']:.4f}\tcos_y={row['positive_cosine']:.4f}\t"
-            f"max_cos_n={row['max_negative_cosine']:.4f}"
+            f"samples/sec\tacc={row['accuracy']:f}\tlossvalue={loss:f}\t{parts}"
+            f"cos_y={row['positive_cosine']:.4f}\tmax_cos_n={row['max_negative_cosine']:.4f}"
         )
 
     def _checkpoint(self) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 MODULES = [
     "dsoftmax.losses.criteria",
-    "dsoftmax.losses.negatives",
+    "dsoftmax.losses.log_sum_exp",
     "dsoftmax.losses.presets",
     "dsoftmax.recognition.files",
     "dsoftmax.recognition.data.records",

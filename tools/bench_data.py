@@ -34,6 +34,8 @@ check_mxnet()
 
 import mxnet as mx  # noqa: E402
 
+from dsoftmax.losses.kernels import from_numpy  # noqa: E402
+
 PLAIN, IMAGE_RECORD_ITER = "plain Python iterator", "mx.io.ImageRecordIter"
 
 
@@ -69,7 +71,7 @@ def our_pipeline(records: Records, batch_size: int, threads: int) -> Callable[[i
 
     def epoch(number: int) -> Iterator[int]:
         for batch in pipeline.epoch(number):
-            mx.nd.from_numpy(batch.data, zero_copy=True).wait_to_read()
+            from_numpy(batch.data, mx.cpu(0), "float32").wait_to_read()
             yield len(batch.label)
 
     return epoch

@@ -73,7 +73,7 @@ def run_naive(name, head, draw, x, weights, labels, options):
         offset[draw.classes] = draw.correction
         if draw.labels_are_negatives:
             negatives |= set(labels)
-    rows = range(batch) if draw.rows is None else draw.rows
+    rows = range(batch) if draw.samples is None else draw.samples
     of_row = [
         sorted(negatives - {label}) if row in rows else [] for row, label in enumerate(labels)
     ]
@@ -88,7 +88,7 @@ def run_naive(name, head, draw, x, weights, labels, options):
         quality = (0.333 * (norm - mean) / (deviation + 0.001)).clip(-1, 1)
         per_row = [{"q": q} for q in quality]
     if head.mean_over_rows:
-        options["inter_weight"] = batch / len(draw.rows)
+        options["inter_weight"] = batch / len(draw.samples)
     return naive_losses.compute(
         name,
         x,

@@ -32,7 +32,7 @@ def test_exact_count_sorted_and_never_a_label(rate, exclude):
 
 def test_at_least_one():
     assert len(RandomClasses(10, 0.001, True).draw(0, np.array([1])).classes) == 1
-    assert len(RandomRows(0.001).draw(0, np.arange(10)).rows) == 1
+    assert len(RandomRows(0.001).draw(0, np.arange(10)).samples) == 1
 
 
 def test_labels_are_kept_beyond_the_rate():
@@ -77,7 +77,7 @@ def test_rows():
     sampler = RandomRows(0.25, seed=1)
     counts = np.zeros(16)
     for step in range(2000):
-        rows = sampler.draw(step, np.zeros(16, int)).rows
+        rows = sampler.draw(step, np.zeros(16, int)).samples
         assert len(rows) == 4
         assert (np.diff(rows) > 0).all()
         counts[rows] += 1
@@ -99,13 +99,13 @@ def test_corrected_n_is_near_the_full_one(preset, rng):
         for step in range(steps):
             head.step = step
             head(x, labels)
-            total = total + np.exp(head._last.found.n.asnumpy())
+            total = total + np.exp(head._last[0].negatives.n.asnumpy())
         return total / steps
 
     full = losses.create("nsoftmax", 500, 16, scale=4)
     full.load_class_weights(weights)
     full(x, labels)
-    expected = np.exp(full._last.found.n.asnumpy())
+    expected = np.exp(full._last[0].negatives.n.asnumpy())
     corrected, plain = sums("logq", 400), sums(None, 50)
     np.testing.assert_allclose(corrected, expected, rtol=0.1)
     assert (plain < 0.4 * expected).all()

@@ -1,0 +1,228 @@
+"""n, the log-sum-exp of the scaled cosines with the negatives, and its gradient.
+
+`NegativeLogSumExp` is n as a Gluon block, for a graph of your own. `BlockwiseLogSumExp` is what a
+head uses: it computes the same value and gradients by hand, one block of classes at a time.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NamedTuple
+
+import mxnet as mx
+import numpy as np
+from mxnet import nd
+from mxnet.gluon import HybridBlock
+
+from dsoftmax.losses.kernels import (
+    NOTHING,
+    SMALLEST_NORM,
+    RowGradient,
+    Workspace,
+    combine,
+    inverse_norm,
+    probabilities_of,
+    product_over_batch,
+    scale_rows,
+    weight_gradient,
+)
+
+if TYPE_CHECKING:
+    from dsoftmax.losses.step import StepInputs
+
+# Classes at a time: few enough for the processor's cache, many enough for fast products.
+CACHED_CLASSES = 16384
+
+
+class NegativeLogSumExp(HybridBlock):
+    """n of a batch against the weights of some classes.
+
+    Parameters
+    ----------
+    scale : float
+        The scale s.
+    normalize : bool
+        Cosines, or plain inner products.
+
+    Inputs:
+        - **embedding**: (B, D).
+        - **weight**: (C, D), a row a class.
+        - **own**: (B,), the row of each sample's own class, which is no negative; -1 for none.
+
+    Outputs:
+        - **n**: (B,); -1e30 for a sample without negatives.
+
+    Examples
+    --------
+    >>> block = NegativeLogSumExp(scale=32)
+    >>> n = block(embedding, weight, own)
+    """
+
+    def __init__(self, scale: float, normalize: bool = True, **kwargs):
+        super().__init__(**kwargs)
+        self.scale = scale
+        self.normalize = normalize
+
+    def hybrid_forward(self, F, embedding, weight, own):
+        """Compute n."""
+        if self.normalize:
+            embedding = F.L2Normalization(embedding, eps=SMALLEST_NORM**2)
+            weight = F.L2Normalization(weight, eps=SMALLEST_NORM**2)
+        logits = F.dot(self.scale * embedding, weight, transpose_b=True)
+        columns = F.expand_dims(F.contrib.arange_like(weight, axis=0), axis=0)
+        is_own = F.broadcast_equal(F.expand_dims(F.cast(own, "float32"), axis=1), columns)
+        logits = F.where(is_own, F.zeros_like(logits) + NOTHING, logits)
+        # MXNet has no logsumexp, but log_softmax is x - logsumexp, so that their largest differ
+        # by it.
+        return F.max(logits, axis=1) - F.max(F.log_softmax(logits, axis=1), axis=1)
+
+    def __repr__(self) -> str:
+        kind = "cosines" if self.normalize else "inner products"
+        return f"NegativeLogSumExp(of {kind}, scale={self.scale:g})"
+
+
+class Negatives(NamedTuple):
+    """What a step needs to know about each sample's negatives, over some classes."""
+
+    n: nd.NDArray  # (B,)
+    logit_sum: nd.NDArray  # (B,), the sum of the negatives' logits
+    logit_max: nd.NDArray  # (B,), the largest of them
+    grad_embedding: nd.NDArray | None  # (B, D), the gradient of n to the scaled embedding
+
+    def as_in_context(self, context: mx.Context) -> Negatives:
+        """Return a copy on another context, or this one if it is there already."""
+        return Negatives(
+            *(value if value is None else value.as_in_context(context) for value in self)
+        )
+
+
+def combine_negatives(parts: list[Negatives]) -> Negatives:
+    """Combine what is known over each part of the classes into what holds over all of them."""
+    if len(parts) == 1:
+        return parts[0]
+    n = combine([part.n for part in parts])
+    grad_embedding = None
+    if parts[0].grad_embedding is not None:
+        grad_embedding = nd.add_n(
+            *(scale_rows(part.grad_embedding, nd.exp(part.n - n)) for part in parts)
+        )
+    logit_sum = nd.add_n(*(part.logit_sum for part in parts))
+    logit_max = nd.max(nd.stack(*(part.logit_max for part in parts), axis=1), axis=1)
+    return Negatives(n, logit_sum, logit_max, grad_embedding)
+
+
+class BlockwiseLogSumExp:
+    """n over the classes of one shard, and its gradients, by hand.
+
+    Made for one step: `forward`, then `weight_gradient` of each block at most once.
+
+    n is one number per sample, so its gradient to the embedding is one vector per sample. The
+    forward pass finds it while the weights are at hand. Only the optimizer wants the gradient to
+    the weights; it is made block by block when the optimizer asks, so that the gradient of all
+    classes never exists at once.
+
+    Parameters
+    ----------
+    embedding : (B, D)
+        Normalised, if cosines are wanted, and multiplied by the scale.
+    weight : (C, D)
+        The classes' weights, as they are stored.
+    own_column : (B,) int64, numpy
+        The row of each sample's own class in `weight`; -1 for none.
+    offset : (1, C) or None
+        To be added to the logits.
+    inputs : StepInputs
+        Says whether to normalise, how many classes to take at a time and whether gradients will be
+        wanted. With a chunk, logits are computed again for the gradient to the weights.
+    workspace : Workspace
+        On the weight's context. The step owns it until its gradients are taken.
+    """
+
+    def __init__(
+        self,
+        embedding: nd.NDArray,
+        weight: nd.NDArray,
+        own_column: np.ndarray,
+        offset: nd.NDArray | None,
+        inputs: StepInputs,
+        workspace: Workspace,
+    ):
+        self._embedding = embedding
+        self._weight = weight
+        self._own_column = own_column
+        self._offset = offset
+        self._inputs = inputs
+        self._workspace = workspace
+        classes, size = len(weight), inputs.chunk or CACHED_CLASSES
+        self.blocks = [slice(at, min(at + size, classes)) for at in range(0, classes, size)]
+        is_whole = inputs.chunk is None or len(self.blocks) == 1
+        self._keeps_logits = inputs.for_training and is_whole
+        self._inverses: list[nd.NDArray | None] = []
+        self._block_n: list[nd.NDArray] = []
+
+    def forward(self) -> Negatives:
+        """Compute n and, for training, its gradient to the embedding."""
+        negatives = None
+        for number in range(len(self.blocks)):
+            part = self._forward_block(number)
+            self._block_n.append(part.n)
+            negatives = part if negatives is None else combine_negatives([negatives, part])
+        return negatives
+
+    def _forward_block(self, number: int) -> Negatives:
+        weight = self._weight[self.blocks[number]]
+        inverse = None
+        if self._inputs.normalize:
+            # Works in the memory of the gradient, which is made later.
+            inverse = inverse_norm(weight, self._workspace.get("gradient", *weight.shape))
+        self._inverses.append(inverse)
+        _, probabilities, sums = self._compute(number)
+        grad_embedding = nd.dot(probabilities, weight) if self._inputs.for_training else None
+        return Negatives(*sums, grad_embedding)
+
+    def weight_gradient(self, number: int, grad_n: nd.NDArray, n: nd.NDArray) -> RowGradient:
+        """Return the gradient to the weights of a block, in memory the next block will reuse.
+
+        Parameters
+        ----------
+        number : int
+            Of ``blocks``.
+        grad_n : (B,)
+            The gradient to n over all shards.
+        n : (B,)
+            That n.
+        """
+        weight, inverse = self._weight[self.blocks[number]], self._inverses[number]
+        if self._keeps_logits:
+            logits = self._buffer("logits", number)
+            probabilities = self._buffer("probabilities", number)
+        else:
+            logits, probabilities, _ = self._compute(number)
+        # The probabilities are those within the block. The block's share of all of n scales the
+        # (B, D) side of the product, which is the smaller one.
+        share = grad_n * nd.exp(self._block_n[number] - n)
+        embedding = scale_rows(self._embedding, share)
+        along = None
+        if inverse is not None:
+            # With ŵ = w / |w| and g the gradient to ŵ, that to w is (g - (g · ŵ) ŵ) / |w|, and
+            # g · ŵ is the sum over the batch of share × probability × logit.
+            along = product_over_batch(share, logits, probabilities) * inverse
+        out = self._workspace.get("gradient", *weight.shape)
+        return weight_gradient(probabilities, embedding, weight, along, out)
+
+    def _compute(self, number: int) -> tuple[nd.NDArray, nd.NDArray, tuple]:
+        """Return the logits and probabilities of a block, and their sums per sample."""
+        block = self.blocks[number]
+        logits = self._buffer("logits", number)
+        nd.dot(self._embedding, self._weight[block], transpose_b=True, out=logits)
+        inside = (self._own_column >= block.start) & (self._own_column < block.stop)
+        own_column = np.where(inside, self._own_column - block.start, -1)
+        offset = None if self._offset is None else self._offset[:, block]
+        probabilities = self._buffer("probabilities", number)
+        sums = probabilities_of(logits, self._inverses[number], own_column, offset, probabilities)
+        return logits, probabilities, sums
+
+    def _buffer(self, name: str, number: int) -> nd.NDArray:
+        block = self.blocks[number]
+        if self._keeps_logits:
+            name = f"{name} {number}"
+        return self._workspace.get(name, len(self._embedding), block.stop - block.start)
