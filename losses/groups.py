@@ -25,10 +25,13 @@ class Group:
     ----------
     rank, size : int
         Which process this is, and of how many. The first one, 0, reads and writes files.
+    is_open : bool
+        Whether others still count on this process: it must `close` before it may end well.
     """
 
     rank = 0
     size = 1
+    is_open = False
 
     @property
     def is_first(self) -> bool:

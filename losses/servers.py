@@ -12,11 +12,13 @@ something new.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import json
 import os
 import socket
+import sys
 from typing import TYPE_CHECKING, Any, Iterator
 
 import mxnet as mx
@@ -83,6 +85,9 @@ class ServerGroup(Group):
     def __init__(self):
         choose_address()
         self.kv = mx.kv.create("dist_sync")
+        self.is_open = True
+        # This also keeps the store alive: its destructor waits for all other workers to leave.
+        atexit.register(self._fail)
         self.size = self.kv.num_workers
         self.rank = int(os.environ.get("DSOFTMAX_RANK", self.kv.rank))
         self._keys: dict[tuple, int] = {}
@@ -140,6 +145,15 @@ class ServerGroup(Group):
         self.barrier()
         check_call(_LIB.MXKVStoreFree(self.kv.handle))
         self.kv.handle = ctypes.c_void_p()
+        self.is_open = False
+        atexit.unregister(self._fail)
+
+    def _fail(self) -> None:
+        """End a process that did not `close`, with an exit code that has the others stopped."""
+        print("this worker ends without close(), while others count on it", file=sys.stderr)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 class ServerShard(Shard):

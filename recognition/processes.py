@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import traceback
+from typing import Callable
 
 from mxnet import nd
 
@@ -13,6 +15,8 @@ from dsoftmax.losses.servers import ServerGroup
 
 # What the launchers of Horovod (Gloo, Open MPI) tell their processes.
 HOROVOD_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
+
+_joined: Group = ALONE
 
 
 class HorovodGroup(Group):
@@ -28,6 +32,7 @@ class HorovodGroup(Group):
             ) from None
         hvd.init()
         self._hvd = hvd
+        self.is_open = True
         self.rank, self.size = hvd.rank(), hvd.size()
 
     def sum_arrays(self, name: str, arrays: list[nd.NDArray]) -> list[nd.NDArray]:
@@ -51,6 +56,7 @@ class HorovodGroup(Group):
         self.sum("close", nd.zeros((1,)))
         nd.waitall()
         self._hvd.shutdown()
+        self.is_open = False
 
 
 def join(kvstore: str) -> Group:
@@ -61,6 +67,7 @@ def join(kvstore: str) -> Group:
     kvstore : str
         As of ``--kvstore``: ``dist_sync`` is MXNet's parameter server.
     """
+    global _joined
     has_servers = "DMLC_PS_ROOT_URI" in os.environ
     if kvstore == "dist_sync":
         if not has_servers:
@@ -80,7 +87,14 @@ def join(kvstore: str) -> Group:
         group = ALONE
     if group is not ALONE:
         sys.excepthook = _die_at_once
+    _joined = group
     return group
+
+
+def run(main: Callable[[], int]) -> None:
+    """Run a command as this process, which ends with it: also by an error nobody expected."""
+    sys.excepthook = _die_at_once
+    leave(main())
 
 
 def _die_at_once(kind, error, trace) -> None:
@@ -89,12 +103,18 @@ def _die_at_once(kind, error, trace) -> None:
 
 
 def leave(code: int) -> None:
-    """End this process; in a group at once, as an engine may wait for processes that wait for it.
+    """End this process at once, with an exit code; all files must be written by now.
 
-    Whoever started the group sees the code and stops the others.
+    An orderly end may never come: MXNet waits for the threads of operators in Python, which may
+    wait for the interpreter, and for processes of the group, which wait for this one. Whoever
+    started the group sees the code and stops the others; it is not 0 while they count on this one.
     """
-    sys.stdout.flush()
-    sys.stderr.flush()
-    if sys.excepthook is _die_at_once:
-        os._exit(code)
-    sys.exit(code)
+    if code == 0 and _joined.is_open:
+        print("this process ends while others of its job count on it", file=sys.stderr)
+        code = 1
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
+            stream.flush()
+    if not _joined.is_open and (sys.gettrace() or sys.getprofile()):
+        sys.exit(code)  # a debugger or profiler has something left to do
+    os._exit(code)

@@ -57,4 +57,4 @@ def describe(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    processes.leave(main())
+    processes.run(main)

@@ -43,7 +43,7 @@ SECONDS_TO_CONNECT = 8
 SECONDS_TO_LOG_IN = 10
 SECONDS_TO_COME_BACK = 300  # of a host that was lost, before a restart
 SECONDS_BETWEEN_TRIES = 5
-SECONDS_TO_FOLLOW = 4  # of workers, when a server has left: all part at once, then clean up
+SECONDS_TO_FOLLOW = 4  # of workers, when another process has left: all part at once
 SECONDS_TO_LEAVE = 10  # of servers, when the workers are done
 SECONDS_TO_STOP = 5
 SECONDS_TO_DIE = 2
@@ -345,7 +345,8 @@ class Process:
         except ValueError:
             how = f"left with exit code {self.code}"
             if self.code == 0:
-                how += " before the workers did"
+                others = "other " if self.place.role == "worker" else ""
+                how += f" before the {others}workers did"
             elif self.code == LOST and where:
                 how += ", as ssh does if the host is lost"
         return f"{self.place}{where} {how}"
@@ -458,7 +459,7 @@ class Job:
             if all(worker in ended for worker in self._workers):
                 self._wait(self._others, SECONDS_TO_LEAVE)
                 return None
-            for process in self._others:
+            for process in ended:
                 if time.monotonic() - process.ended_at > SECONDS_TO_FOLLOW:
                     return process
         say(f"{self._signals.first.name}: the workers have {self._grace:g} s to save and leave")

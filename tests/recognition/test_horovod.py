@@ -96,3 +96,18 @@ def test_a_rank_that_fails_ends_the_job(flags, tmp_path):  # noqa: F811
     code, output = horovodrun(2, [*PYTHON, script, *made], tmp_path)
     assert code != 0
     assert "RuntimeError: a cosmic ray" in output
+
+
+def test_a_rank_that_is_refused_ends_the_job(flags, tmp_path):  # noqa: F811
+    script = tmp_path / "job.py"
+    script.write_text(
+        "import os, sys\n"
+        "from dsoftmax.recognition import processes, train\n"
+        "if os.environ['HOROVOD_RANK'] == '1':\n"
+        "    sys.argv += ['--data-dir', 'nowhere']\n"
+        "processes.run(train.main)\n"
+    )
+    made = flags("job", "--devices", "cpu", "--loss", "nsoftmax")
+    code, output = horovodrun(2, [*PYTHON, script, *made], tmp_path)
+    assert code != 0
+    assert "error: nowhere: there is no such folder" in output

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -275,6 +276,129 @@ class TestFaults:
         assert "restart 1 of 1: worker 1 left with exit code 1" in output
         assert "state-00000002, step 2" in output
         assert states_of([*made, "--resume"])[0].endswith("state-00000004")
+
+
+class TestRefusedJobs:
+    """Whichever process is refused, and whenever: all end, with exit code 2 and its reason.
+
+    They end in a moment or never: nobody is waited for any longer than the timeout of `run`.
+    """
+
+    @pytest.fixture
+    def refused(self, flags, tmp_path):
+        """Run a job on a folder that the name of each worker ends; return what it printed."""
+
+        def run_on(folder, *more):
+            made = flags("job", "--kvstore", "dist_sync", "--devices", "cpu", *more)
+            words = [*PYTHON, train.__file__, *made, "--data-dir"]
+            each = ["sh", "-c", 'exec "$@"$DSOFTMAX_RANK', "sh", *words, folder]
+            code, output = run(launched(2, 1, each))
+            assert code == 2, output[-3000:]
+            assert processes_of(str(tmp_path / "job")) == {}
+            return output
+
+        return run_on
+
+    @pytest.fixture
+    def both(self, faces, tmp_path):
+        """Give each worker its own copy of the dataset, /faces0 and /faces1; return the rest."""
+        for rank in range(2):
+            shutil.copytree(faces, tmp_path / f"faces{rank}")
+        return tmp_path / "faces"
+
+    def test_no_data_for_the_second_worker(self, refused, both):
+        shutil.rmtree(f"{both}1")
+        assert f"[worker 1] train: error: {both}1: there is no such" in refused(both)
+
+    def test_a_damaged_pack(self, refused, both):
+        Path(f"{both}0", "val.bin").write_bytes(b"no pickle")
+        message = f"[worker 0] train: error: {both}0/val.bin: not a readable pickle"
+        assert message in refused(both, "--target", "val")
+
+    def test_a_second_start_without_resume(self, refused, both, flags):
+        assert train.main(flags("job", "--devices", "cpu", "--max-steps", "1")) == 0
+        assert "holds the states of an earlier run: go on with it by --resume" in refused(both)
+
+    def test_a_worker_that_ends_too_early(self, tmp_path):
+        """Without close() it can't end well, even where it believes so."""
+        script = tmp_path / "job.py"
+        script.write_text(
+            "import sys\n"
+            "from dsoftmax.recognition import server\n"
+            "if not server.is_worker():\n"
+            "    server.serve()\n"
+            "    sys.exit()\n"
+            "from dsoftmax.recognition import processes\n"
+            "group = processes.join('dist_sync')\n"
+            "if group.rank == 1:\n"
+            "    sys.exit(0)\n"
+            "group.barrier()\n"
+        )
+        code, output = run(launched(2, 1, [*PYTHON, script]))
+        assert code == 1, output[-3000:]
+        assert "[worker 1] this worker ends without close()" in output
+
+
+class TestLeaving:
+    @pytest.fixture
+    def leave(self, monkeypatch):
+        """Return what leaves, but tells the exit code instead of ending this process."""
+        for watcher in ("gettrace", "getprofile"):
+            monkeypatch.setattr(sys, watcher, lambda: None)
+        codes = []
+        monkeypatch.setattr(os, "_exit", codes.append)
+
+        def leave(code):
+            processes.leave(code)
+            return codes.pop()
+
+        return leave
+
+    @pytest.fixture
+    def in_a_group(self, monkeypatch):
+        group = Group()
+        group.is_open = True
+        monkeypatch.setattr(processes, "_joined", group)
+        return group
+
+    @pytest.mark.parametrize("code", [0, 2, 143])
+    def test_exit_code(self, leave, code):
+        assert leave(code) == code
+
+    def test_never_well_while_others_wait(self, leave, in_a_group, capsys):
+        assert leave(0) == 1
+        assert "others of its job count on it" in capsys.readouterr().err
+        assert leave(2) == 2
+        in_a_group.is_open = False
+        assert leave(0) == 0
+
+    @pytest.mark.parametrize("error", [OSError("a full disk"), ValueError("closed")])
+    def test_what_was_printed_can_not_be_flushed(self, leave, monkeypatch, error):
+        class Stream:
+            def flush(self):
+                raise error
+
+        monkeypatch.setattr(sys, "stdout", Stream())
+        assert leave(2) == 2
+
+    def test_a_profiler_may_report(self, leave, monkeypatch, in_a_group):
+        monkeypatch.setattr(sys, "getprofile", lambda: "a profiler")
+        assert leave(2) == 2  # others wait
+        in_a_group.is_open = False
+        with pytest.raises(SystemExit, match="2"):
+            leave(2)
+
+    def test_an_interpreter_that_would_never_end(self):
+        """As MXNet's shutdown does, where an operator's thread does not come back."""
+        program = (
+            "import atexit, time\n"
+            "from dsoftmax.recognition import processes\n"
+            "atexit.register(time.sleep, 1000)\n"
+            "processes.run(lambda: 1 / 0)\n"
+        )
+        code, output = run([*PYTHON, "-c", program])
+        assert code == 1
+        assert "ZeroDivisionError" in output
 
 
 class TestRefusals:

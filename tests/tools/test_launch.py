@@ -295,11 +295,18 @@ def run_here(launched, monkeypatch, program, **seconds):
     return main(["-n", "2", "-s", "1", "--", *launched.command(program)])
 
 
-@pytest.mark.parametrize(("name", "who"), [("server", "server 0"), ("scheduler", "scheduler")])
-def test_one_leaves_before_the_workers(launched, monkeypatch, capfd, name, who):
-    program = f"if role == {name!r}:\n sys.exit()\n" + SLEEP
+@pytest.mark.parametrize(
+    ("name", "who", "others"),
+    [
+        ("server", "server 0", "workers"),
+        ("scheduler", "scheduler", "workers"),
+        ("worker1", "worker 1", "other workers"),
+    ],
+)
+def test_one_leaves_before_the_workers(launched, monkeypatch, capfd, name, who, others):
+    program = f"if role + rank == {name!r}:\n sys.exit()\n" + SLEEP
     assert run_here(launched, monkeypatch, program, SECONDS_TO_FOLLOW=0.3) == 1
-    message = f"launch: error: {who} left with exit code 0 before the workers did\n"
+    message = f"launch: error: {who} left with exit code 0 before the {others} did\n"
     assert capfd.readouterr().err == message
     assert not launched.left()
 
