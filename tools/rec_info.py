@@ -2,6 +2,7 @@
 
 python tools/rec_info.py --input faces_emore
 python tools/rec_info.py --input faces_emore --plot histogram.png --json
+python tools/rec_info.py --input faces_emore --rebuild-index
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 from dsoftmax.eval import plots
 from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import RecordError
-from dsoftmax.recognition.data.records import Records
+from dsoftmax.recognition.data.records import Records, rebuild_index
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.progress import progress
 from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json, some_of
@@ -146,6 +147,11 @@ def build_parser() -> argparse.ArgumentParser:
         action="store_true",
         help="look at the labels alone: at once, but broken images are not found",
     )
+    parser.add_argument(
+        "--rebuild-index",
+        action="store_true",
+        help="first write the .idx anew, by walking over the .rec",
+    )
     parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
     return parser
 
@@ -154,6 +160,8 @@ def build_parser() -> argparse.ArgumentParser:
 def main(argv: list[str] | None = None) -> None:
     """Run the command."""
     args = build_parser().parse_args(argv)
+    if args.rebuild_index:
+        rebuild_index(args.input)
     records = Records(args.input)
     bad = None if args.no_decode else find_bad_images(records, args.threads)
     info = describe(records, bad)

@@ -47,6 +47,9 @@ def pack_range(first: float, end: float, key: int) -> bytes:
     return _HEADER.pack(2, 0.0, key, 0) + struct.pack("<ff", first, end)
 
 
+RANGE_BYTES = _FRAME.size + len(pack_range(0, 0, 0))  # of a record in the file
+
+
 def write_record(stream: IO[bytes], payload: bytes) -> int:
     """Append one record.
 
@@ -193,6 +196,13 @@ class RecordFile:
                 offsets.append(offset)
             offset = end + -end % 4
         return np.asarray(offsets, np.int64)
+
+    def end(self, offset: int) -> int:
+        """Return where the record at `offset` ends: where the next one begins."""
+        continuation, _, end = self._frame(offset)
+        while continuation in (_FIRST, _MIDDLE):
+            continuation, _, end = self._frame(end + -end % 4)
+        return end + -end % 4
 
     def _frame(self, offset: int) -> tuple[int, int, int]:
         if not 0 <= offset <= self.size - _FRAME.size or offset % 4:

@@ -16,6 +16,7 @@ not trusted: what is an image, and whose, is then read from the image records th
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import logging
@@ -29,6 +30,8 @@ import numpy as np
 
 from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import (
+    RANGE_BYTES,
+    Headers,
     RecordError,
     RecordFile,
     pack_image,
@@ -112,12 +115,13 @@ class Records:
         self.file = RecordFile(self.path)
         self.property = read_property(os.path.join(os.path.dirname(self.path), "property"))
         self._labels_by_range: np.ndarray | None = None
-        index_path = f"{self.path[:-4]}.idx"
-        if os.path.exists(index_path):
-            keys, offsets = self._read_index(index_path)
+        self._index_path = f"{self.path[:-4]}.idx"
+        if os.path.exists(self._index_path):
+            keys, offsets = self._read_index(self._index_path)
+            self._check_end(keys, offsets)
             self._take_indexed(keys, offsets)
         else:
-            logger.warning("%s is missing: walking over %s instead", index_path, self.path)
+            logger.warning("%s is missing: walking over %s instead", self._index_path, self.path)
             self._take_images(*self._walk())
             self.style = "unindexed"
         if not len(self):
@@ -193,10 +197,35 @@ class Records:
             )
         return keys, np.ascontiguousarray(offsets)
 
+    def _check_end(self, keys: np.ndarray, offsets: np.ndarray) -> None:
+        """Refuse an index whose last record is not that of the file."""
+        last = offsets.argmax()
+        try:
+            end = self.file.end(int(offsets[last]))
+        except RecordError as error:
+            raise RecordError(
+                f"{self._index_path} does not fit at key {keys[last]}: {error}; the .rec is "
+                "damaged or cut off, or the .idx belongs to another one"
+            ) from None
+        if end >= self.file.size:
+            return
+        found = f"{self.file.size - end} bytes behind the last of them"
+        with contextlib.suppress(RecordError):  # key 0, which counts all, is mostly the last record
+            header = self.file.headers(np.array([self.file.size - RANGE_BYTES]))
+            if _are_ranges(header)[0] and header.label2[0] > len(keys):
+                found = f"{header.label2[0]:.0f} records by its header"
+        raise self._cut_index(len(keys), found)
+
+    def _cut_index(self, entries: int, found: str) -> RecordError:
+        return RecordError(
+            f"{self._index_path} has {entries} entries, but {self.path} has {found}: the index is "
+            "cut off or belongs to another file; write it anew by tools/rec_info.py --input "
+            f"{self.path} --rebuild-index"
+        )
+
     def _take_indexed(self, keys: np.ndarray, offsets: np.ndarray) -> None:
         header = self.file.headers(offsets[:1]) if keys[0] == 0 else None
-        # An image may carry an array label too: what marks a header is that it has no image.
-        if header is None or not (header.flag[0] >= 2 and header.is_empty[0]):
+        if header is None or not _are_ranges(header)[0]:
             self.style = "plain"
             self.keys, self.offsets = keys, offsets
             return
@@ -205,6 +234,8 @@ class Records:
         if max(end_of_images, end_of_identities) > FLOAT32_EXACT:
             self._take_images(keys, offsets)
             return
+        if len(keys) != end_of_identities:
+            raise self._cut_index(len(keys), f"{end_of_identities:.0f} records by its header")
         images = slice(*np.searchsorted(keys, [1, end_of_images]))
         identities = slice(*np.searchsorted(keys, [end_of_images, end_of_identities]))
         self.keys, self.offsets = keys[images], offsets[images]
@@ -258,6 +289,51 @@ class Records:
                 f"{self.offsets[image]} has the label {label}, not a class number"
             )
         return int(label)
+
+
+def _are_ranges(headers: Headers) -> np.ndarray:
+    """Say which records tell a range of keys, (n,) bool.
+
+    An image may carry an array label too: what marks a range is that it has no image.
+    """
+    return (headers.flag >= 2) & headers.is_empty
+
+
+def rebuild_index(path: str) -> int:
+    """Write a dataset's ``.idx`` anew, by walking over its ``.rec``.
+
+    Keys are numbered in the order of the file, as all writers do. Where there are identities key 0
+    is the first record or the last one.
+
+    Parameters
+    ----------
+    path : str
+        As of `Records`.
+
+    Returns
+    -------
+    int
+        The number of records.
+    """
+    path = find_rec(path)
+    file = RecordFile(path)
+    offsets = file.scan()
+    count = len(offsets)
+    ends = file.headers(offsets[[0, -1]])
+    is_header = _are_ranges(ends) & (ends.label2 == np.float32(count))
+    if _are_ranges(ends).any() and not is_header.any():
+        raise RecordError(
+            f"{path}: neither its first nor its last record tells of {count} records: it is cut "
+            "off, or its keys are in an order of their own. Without an .idx its images can be read"
+        )
+    keys = itertools.chain(range(1, count), [0]) if is_header[1] else range(count)
+    _write_index(f"{path[:-4]}.idx", keys, offsets)
+    return count
+
+
+def _write_index(path: str, keys: Iterable[int], offsets: Iterable[int]) -> None:
+    with AtomicFile(path, "w") as index:
+        index.writelines(f"{key}\t{offset}\n" for key, offset in zip(keys, offsets))
 
 
 class RecordWriter:
@@ -337,8 +413,7 @@ class RecordWriter:
         keys = self._write_identities() if self.identity_header else range(self.num_images)
         if os.path.exists(self._rec_path):  # being replaced: never beside another one's index
             os.unlink(self._rec_path)
-        with AtomicFile(os.path.join(self.folder, "train.idx"), "w") as index:
-            index.writelines(f"{key}\t{offset}\n" for key, offset in zip(keys, self._offsets))
+        _write_index(os.path.join(self.folder, "train.idx"), keys, self._offsets)
         with AtomicFile(os.path.join(self.folder, "property"), "w") as file:
             num_classes = max(self._first_key_by_label) + 1
             file.write("{},{},{}\n".format(num_classes, *self.image_size))

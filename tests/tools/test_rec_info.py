@@ -37,6 +37,17 @@ def test_bad_images_and_gaps(damaged, capsys):
     assert "Labels without an image: 1, 3, 4" in output
 
 
+def test_rebuild_index(dataset, capsys):
+    folder, _ = dataset()
+    whole = (folder / "train.idx").read_text()
+    (folder / "train.idx").write_text(whole[: whole.index("4\t")])
+    assert rec_info.main(["--input", str(folder)]) == 2
+    assert f"--input {folder}/train.rec --rebuild-index" in capsys.readouterr().err
+    assert rec_info.main(["--input", str(folder), "--rebuild-index"]) == 0
+    assert "4 identities, 10 images" in capsys.readouterr().out
+    assert (folder / "train.idx").read_text() == whole
+
+
 def test_json(damaged, capsys):
     assert rec_info.main(["--input", str(damaged), "--json"]) == 0
     info = json.loads(capsys.readouterr().out)

@@ -6,7 +6,12 @@ import numpy as np
 import pytest
 
 from dsoftmax.recognition.data.recordio import MAGIC, RecordError, RecordFile, write_record
-from dsoftmax.recognition.data.records import Records, RecordWriter, read_property
+from dsoftmax.recognition.data.records import (
+    Records,
+    RecordWriter,
+    read_property,
+    rebuild_index,
+)
 
 Header = mx.recordio.IRHeader
 
@@ -260,6 +265,104 @@ def test_cut_off_file_says_where(dataset):
     (folder / "train.idx").unlink()
     with pytest.raises(RecordError, match=rf"record 7 of .*at offset {offsets[7]} is cut off"):
         Records(folder)
+
+
+def cut_lines(index, lines):
+    index.write_text("".join(index.read_text().splitlines(keepends=True)[:lines]))
+
+
+@pytest.mark.parametrize("lines", [1, 7, 10, 13, 14])  # key 0 is the last of 15
+def test_cut_off_index(dataset, lines):
+    folder, _ = dataset(counts=(3, 1, 4, 2))
+    cut_lines(folder / "train.idx", lines)
+    message = rf"train\.idx has {lines} entries, .* 15 records by its header.*--rebuild-index"
+    with pytest.raises(RecordError, match=message):
+        Records(folder)
+
+
+def test_cut_off_index_of_images_alone(dataset):
+    folder, _ = dataset(identity_header=False)
+    offsets = RecordFile(folder / "train.rec").scan()
+    missing = (folder / "train.rec").stat().st_size - offsets[7]
+    cut_lines(folder / "train.idx", 7)
+    message = rf"train\.idx has 7 entries, .* {missing} bytes behind the last of them"
+    with pytest.raises(RecordError, match=message):
+        Records(folder)
+
+
+def test_index_that_ends_in_the_middle_of_a_number(dataset):
+    folder, _ = dataset()
+    index = folder / "train.idx"
+    index.write_text(index.read_text()[:-3])
+    with pytest.raises(RecordError, match=r"15 entries, .* bytes behind the last"):
+        Records(folder)
+
+
+def test_index_without_lines_of_its_middle(dataset):
+    folder, _ = dataset()
+    index = folder / "train.idx"
+    lines = index.read_text().splitlines(keepends=True)
+    index.write_text("".join(lines[:3] + lines[5:]))
+    with pytest.raises(RecordError, match=r"13 entries, .* 15 records by its header"):
+        Records(folder)
+
+
+def test_last_record_in_parts_is_the_last(tmp_path):
+    """Its end is that of its last part."""
+    word = struct.pack("<I", MAGIC)
+    with RecordWriter(tmp_path, identity_header=False) as writer:
+        for label in range(3):
+            writer.add(label, b"head" + word + b"body" + word + b"tail!")
+    assert len(Records(tmp_path)) == 3
+    cut_lines(tmp_path / "train.idx", 2)
+    with pytest.raises(RecordError, match="2 entries"):
+        Records(tmp_path)
+
+
+def test_index_of_another_file(dataset):
+    folder, _ = dataset(counts=(9, 9), name="larger")
+    other, _ = dataset(counts=(2, 2), name="smaller")
+    (folder / "train.idx").write_bytes((other / "train.idx").read_bytes())
+    with pytest.raises(RecordError, match=r"train\.idx .*belongs to another"):
+        Records(folder)
+
+
+@pytest.mark.parametrize("style", ["identity header", "plain"])
+@pytest.mark.parametrize("lines", [0, 5])
+def test_rebuilt_index(dataset, style, lines):
+    folder, _ = dataset(identity_header=style == "identity header")
+    whole = (folder / "train.idx").read_text()
+    cut_lines(folder / "train.idx", lines)
+    assert rebuild_index(folder) == len(whole.splitlines())
+    assert (folder / "train.idx").read_text() == whole
+
+
+def test_rebuilt_index_with_the_header_first(tmp_path, jpeg):
+    records = [
+        (0, Header(0, [3, 4], 0, 0), b""),
+        (1, Header(0, 0, 1, 0), jpeg()),
+        (2, Header(0, 0, 2, 0), jpeg()),
+        (3, Header(0, [1, 3], 3, 0), b""),
+    ]
+    folder = write_with_mxnet(tmp_path, records)
+    whole = (folder / "train.idx").read_text()
+    (folder / "train.idx").unlink()
+    assert rebuild_index(folder) == 4
+    assert (folder / "train.idx").read_text() == whole
+
+
+def test_an_index_that_can_not_be_rebuilt(tmp_path, jpeg):
+    """Where key 0 is in the middle, nothing tells the others' keys."""
+    records = [
+        (1, Header(0, 0, 1, 0), jpeg()),
+        (0, Header(0, [2, 3], 0, 0), b""),
+        (2, Header(0, [1, 2], 2, 0), b""),
+    ]
+    folder = write_with_mxnet(tmp_path, records)
+    before = (folder / "train.idx").read_text()
+    with pytest.raises(RecordError, match="keys are in an order of their own"):
+        rebuild_index(folder)
+    assert (folder / "train.idx").read_text() == before
 
 
 def test_damaged_frame_says_where(dataset):
