@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import io
+import struct
+
 import cv2
 import numpy as np
 
 JPEG_QUALITY = 95
+MOST_PIXELS = 1 << 26  # of an image: a few bytes can announce more than there is memory for
+OTHER_FORMATS = ("BMP", "PPM", "TIFF", "WEBP")  # Pillow's names
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
+_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that a size follows
+_JPEG_BARE = {0x00, 0x01, *range(0xD0, 0xD9)}  # those without a segment
+_JPEG_SCAN = {0xD9, 0xDA}  # end, or begin of pixels: too late for a size
+_PNG_START = b"\x89PNG\r\n\x1a\n"
 
 # Left eye, right eye, nose tip, left and right mouth corner, (x, y) on 112×112.
 ARCFACE_TEMPLATE = np.array(
@@ -25,7 +34,7 @@ class ImageError(ValueError):
 
 
 def decode(encoded: np.ndarray) -> np.ndarray:
-    """Decode a JPEG, PNG or any format OpenCV knows.
+    """Decode a JPEG, a PNG or one of `OTHER_FORMATS`: those whose size is known before.
 
     Parameters
     ----------
@@ -35,14 +44,68 @@ def decode(encoded: np.ndarray) -> np.ndarray:
     -------
     (height, width, 3) uint8
         Blue, green, red: OpenCV's order.
+
+    Raises
+    ------
+    ImageError
+        Also for more than `MOST_PIXELS`, before any memory is taken for them.
     """
     # OpenCV fills the missing rows of a truncated JPEG with grey and calls it a success.
     if encoded[:2].tobytes() == _JPEG_START and _JPEG_END not in encoded[-64:].tobytes():
         raise ImageError("the JPEG has no end marker: it is cut off")
-    image = cv2.imdecode(encoded, cv2.IMREAD_COLOR) if len(encoded) else None
+    size = announced_size(encoded.tobytes())
+    if size is None:
+        formats = ", ".join(("JPEG", "PNG", *OTHER_FORMATS))
+        raise ImageError(f"{len(encoded)} bytes are no image in a known format: {formats}")
+    height, width = size
+    if height * width > MOST_PIXELS:
+        raise ImageError(
+            f"it announces {height}x{width} pixels in {len(encoded)} bytes; at most {MOST_PIXELS} "
+            "are decoded"
+        )
+    try:
+        image = cv2.imdecode(encoded, cv2.IMREAD_COLOR)
+    except cv2.error as error:
+        raise ImageError(f"OpenCV can't decode it: {str(error).strip()}") from None
     if image is None:
         raise ImageError(f"{len(encoded)} bytes are no image OpenCV can decode")
     return image
+
+
+def announced_size(content: bytes) -> tuple[int, int] | None:
+    """Read height and width from the header of an encoded image; None where there are none."""
+    if content.startswith(_JPEG_START):
+        return _jpeg_size(content)
+    if content.startswith(_PNG_START):
+        return struct.unpack_from(">II", content, 16)[::-1] if len(content) >= 24 else None
+    from PIL import Image  # rarely needed
+
+    try:
+        with Image.open(io.BytesIO(content), formats=OTHER_FORMATS) as image:
+            return image.height, image.width
+    except Image.DecompressionBombError as error:
+        raise ImageError(str(error)) from None
+    except Exception:  # a damaged header can raise nearly anything
+        return None
+
+
+def _jpeg_size(content: bytes) -> tuple[int, int] | None:
+    """Walk over the segments to that of the frame, as libjpeg does."""
+    place = content.find(b"\xff", len(_JPEG_START))
+    while 0 <= place <= len(content) - 9:
+        marker = content[place + 1]
+        if marker in _JPEG_FRAMES:
+            return struct.unpack_from(">HH", content, place + 5)
+        if marker in _JPEG_SCAN:
+            return None
+        if marker == 0xFF:  # one of several that fill a gap
+            place += 1
+        elif marker in _JPEG_BARE:
+            place += 2
+        else:
+            place += 2 + (content[place + 2] << 8 | content[place + 3])
+        place = content.find(b"\xff", place)
+    return None
 
 
 def encode(image: np.ndarray, extension: str = ".jpg", quality: int = JPEG_QUALITY) -> bytes:
@@ -56,11 +119,15 @@ def encode(image: np.ndarray, extension: str = ".jpg", quality: int = JPEG_QUALI
 
 def fit(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """Resize so that the image just covers height × width, then crop its centre."""
-    rows, columns = image.shape[:2]
-    if (rows, columns) == (height, width):
+    given = image.shape[:2]
+    if given == (height, width):
         return image
-    factor = max(height / rows, width / columns)
-    rows, columns = max(round(rows * factor), height), max(round(columns * factor), width)
+    factor = max(height / given[0], width / given[1])
+    rows, columns = max(round(given[0] * factor), height), max(round(given[1] * factor), width)
+    if rows * columns > MOST_PIXELS:
+        raise ImageError(
+            f"{given[0]}x{given[1]} pixels are too narrow an image to be fitted to {height}x{width}"
+        )
     interpolation = cv2.INTER_AREA if factor < 1 else cv2.INTER_CUBIC
     image = cv2.resize(image, (columns, rows), interpolation=interpolation)
     top, left = (rows - height) // 2, (columns - width) // 2

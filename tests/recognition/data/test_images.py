@@ -1,3 +1,7 @@
+import struct
+import zlib
+from concurrent.futures import ThreadPoolExecutor
+
 import cv2
 import numpy as np
 import pytest
@@ -6,11 +10,13 @@ from dsoftmax.recognition.data.images import (
     ARCFACE_TEMPLATE,
     ImageError,
     align,
+    announced_size,
     decode,
     encode,
     fit,
     similarity_transform,
 )
+from tests.conftest import make_image
 
 
 def as_array(encoded: bytes) -> np.ndarray:
@@ -34,6 +40,86 @@ def test_a_jpeg_cut_off_is_not_taken_for_one(jpeg, part):
     with pytest.raises(ImageError):
         decode(as_array(whole[: int(len(whole) * part)]))
     decode(as_array(whole + b"\0" * 8))  # padding behind the end is common
+
+
+FORMATS = (".jpg", ".png", ".bmp", ".ppm", ".tiff", ".webp")
+
+
+@pytest.mark.parametrize("extension", FORMATS)
+def test_announced_size(extension, rng):
+    picture = make_image(rng, 20, 30)
+    encoded = cv2.imencode(extension, picture)[1]
+    assert announced_size(encoded.tobytes()) == (20, 30)
+    assert np.abs(decode(encoded).astype(int) - picture).mean() < 10
+
+
+@pytest.mark.parametrize(
+    "options", [[cv2.IMWRITE_JPEG_PROGRESSIVE, 1], [cv2.IMWRITE_JPEG_RST_INTERVAL, 1]]
+)
+def test_announced_size_of_other_jpegs(options, rng):
+    encoded = cv2.imencode(".jpg", make_image(rng, 20, 30), options)[1].tobytes()
+    assert announced_size(encoded) == (20, 30)
+    thumbnail = cv2.imencode(".jpg", make_image(rng, 8, 9))[1].tobytes()
+    exif = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
+    filled = encoded[:2] + exif + b"junk" + b"\xff\xff" + encoded[2:]
+    assert announced_size(filled) == (20, 30)
+    assert decode(as_array(filled)).shape == (20, 30, 3)
+
+
+def huge_png(height, width):
+    """Write a PNG of few bytes that announces many pixels."""
+
+    def chunk(kind, content):
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    parts = (b"IHDR", header), (b"IDAT", zlib.compress(b"")), (b"IEND", b"")
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunk(*part) for part in parts)
+
+
+def patched(extension, marker, skip, form, *numbers):
+    """Encode a small image and write other numbers some bytes behind a marker."""
+    content = bytearray(cv2.imencode(extension, np.zeros((16, 16, 3), np.uint8))[1].tobytes())
+    struct.pack_into(form, content, content.index(marker) + skip, *numbers)
+    return bytes(content)
+
+
+HUGE = {
+    "png": huge_png(60000, 60000),
+    "jpeg": patched(".jpg", b"\xff\xc0", 5, ">HH", 65500, 65500),
+    "jpeg that would be decoded": patched(".jpg", b"\xff\xc0", 5, ">HH", 9000, 9000),
+    "bmp": patched(".bmp", b"BM", 18, "<ii", 60000, 60000),
+    "webp": patched(".webp", b"VP8L", 9, "<I", 16382 << 14 | 16382),
+    "tiff": patched(".tiff", b"\0\1\3\0\1\0\0\0", 8, "<IHHII", 60000, 257, 3, 1, 60000),
+    "ppm": b"P6\n60000 60000\n255\n" + bytes(64),
+}
+
+
+@pytest.mark.parametrize("name", HUGE)
+def test_more_pixels_than_there_is_memory_for(name, monkeypatch):
+    """As every thread of a reader may meet them: nothing is decoded."""
+    monkeypatch.setattr(cv2, "imdecode", None)
+    with ThreadPoolExecutor(2) as pool:
+        for found in [pool.submit(decode, as_array(HUGE[name])) for _ in range(2)]:
+            with pytest.raises(ImageError, match=r"pixels"):
+                found.result()
+
+
+def test_what_opencv_refuses_is_no_image(monkeypatch):
+    def refuse(*_):
+        raise cv2.error("Insufficient memory")
+
+    monkeypatch.setattr(cv2, "imdecode", refuse)
+    with pytest.raises(ImageError, match="OpenCV can't decode it: Insufficient memory"):
+        decode(as_array(encode(np.zeros((4, 4, 3), np.uint8))))
+
+
+@pytest.mark.parametrize("shape", [(1, 8000), (8000, 1)])
+def test_a_narrow_image_is_not_blown_up(shape):
+    """To cover 112×112 this one would take 300 MB; with a million columns, 37 GB."""
+    with pytest.raises(ImageError, match="too narrow an image to be fitted to 112x112"):
+        fit(np.zeros((*shape, 3), np.uint8), 112, 112)
 
 
 @pytest.mark.parametrize("shape", [(112, 112), (200, 112), (113, 200), (56, 80), (30, 20)])

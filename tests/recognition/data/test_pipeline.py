@@ -9,6 +9,7 @@ from dsoftmax.recognition.data.augment import Augmentation
 from dsoftmax.recognition.data.pipeline import Pipeline
 from dsoftmax.recognition.data.recordio import RecordError
 from dsoftmax.recognition.data.records import Records, RecordWriter
+from tests.recognition.data.test_images import HUGE
 
 PLAIN = Augmentation(mirror=False)
 EVERYTHING = Augmentation(mirror=True, color=2, cutoff=9)
@@ -176,6 +177,16 @@ class TestBadImages:
         pipeline = Pipeline(damaged, 4, seed=5)
         whole = batches(pipeline)
         assert_equal(batches(Pipeline(damaged, 4, seed=5), start=1), whole[1:])
+
+    @pytest.mark.parametrize("kind", HUGE)
+    def test_are_those_that_announce_too_many_pixels(self, tmp_path, jpeg, kind):
+        with RecordWriter(tmp_path, (32, 32)) as writer:
+            for number in range(6):
+                writer.add(number, HUGE[kind] if number == 2 else jpeg())
+        pipeline = Pipeline(Records(tmp_path), 6)
+        (batch,) = batches(pipeline)
+        assert 2 not in batch.image
+        assert list(pipeline.bad_images) == [2]
 
     def test_nothing_but_bad_images_is_an_error(self, tmp_path):
         with RecordWriter(tmp_path, (32, 32)) as writer:
