@@ -383,10 +383,8 @@ class ServerTrainer(HeadTrainer):
         order = np.argsort(classes)
         store.push(classes[order], take_rows(nd.concat(*copies, dim=0), order))
 
-    def _read_states(self) -> list[np.ndarray]:
-        if not self._number_of_states():
-            return []
-        return [np.concatenate(list(self._head.store.blocks(_momenta)))]
+    def _read_states(self) -> list[Iterator[np.ndarray]]:
+        return [self._head.store.blocks(_momenta)] if self._number_of_states() else []
 
     def _write_states(self, arrays: list[np.ndarray]) -> None:
         if self._number_of_states():

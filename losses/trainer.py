@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import os
-from typing import TYPE_CHECKING, Iterator
+from typing import TYPE_CHECKING, Any, Iterator
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, set_rows, take_rows
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.arrays import Blocks, save_arrays
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
@@ -156,12 +156,25 @@ class HeadTrainer:
         Of several processes, which must all call it, the first writes the file.
         """
         store = self._head.store
-        states = self._read_states() if store.group.is_first or store.reads_together else []
-        if not store.group.is_first:
-            return
-        content = {f"state{place}": nd.array(array) for place, array in enumerate(states)}
+        if store.group.is_first:
+            save_arrays(path, self.states())
+        elif store.reads_together:
+            for parts in self._read_states():
+                for _ in parts:
+                    pass
+
+    def states(self) -> dict[str, Any]:
+        """Return what `save_states` saves, by name: arrays, and `Blocks` where they are (K, D).
+
+        Of several processes the others must call `save_states` while the first reads the blocks.
+        """
+        store = self._head.store
+        content: dict[str, Any] = {
+            f"state{place}": Blocks(store.shape, parts)
+            for place, parts in enumerate(self._read_states())
+        }
         for name, array in self._head.sampler.state.items():
-            content[SAMPLER + name] = nd.array(array, dtype=array.dtype)
+            content[SAMPLER + name] = array
         facts = {
             "optimizer": type(self._optimizer).__name__,
             "num_update": self._updates,
@@ -169,12 +182,8 @@ class HeadTrainer:
             "step": self._head.step,
             "criterion": self._head.criterion.state,
         }
-        content["facts"] = nd.array(
-            np.frombuffer(json.dumps(facts).encode(), np.uint8), dtype="uint8"
-        )
-        # nd.save takes a name, not a stream: give it the temporary one.
-        with AtomicFile(path) as file:
-            nd.save(file.name, content)
+        content["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
+        return content
 
     def load_states(self, path: str) -> None:
         """Load what `save_states` saved, on any number of devices.
@@ -220,15 +229,11 @@ class HeadTrainer:
         some = nd.zeros((1, self._head.embedding_size))
         return len(_as_tuple(self._optimizer.create_state(0, some)))
 
-    def _read_states(self) -> list[np.ndarray]:
-        """Return what the optimizer keeps, an array (K, D) each, in the first process."""
+    def _read_states(self) -> list[Iterator[np.ndarray]]:
+        """Return what the optimizer keeps, each as the blocks (some, D) of an array (K, D)."""
         self._ensure_states()
-        store, states = self._head.store, []
-        for parts in zip(*map(_as_tuple, self._states)):
-            blocks = [block for block in store.blocks(parts) if store.group.is_first]
-            if blocks:
-                states.append(np.concatenate(blocks))
-        return states
+        blocks = self._head.store.blocks
+        return [blocks(list(parts)) for parts in zip(*map(_as_tuple, self._states))]
 
     def _write_states(self, arrays: list[np.ndarray]) -> None:
         """Set what the optimizer keeps; the first process has the arrays."""

@@ -3,9 +3,48 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import re
 import shutil
 from typing import IO, Iterator
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_PARTIAL = re.compile(r".+\.(\d+)\.part")  # the temporary names below, with the process's number
+
+
+class FullDiskError(OSError):
+    """There is no room for a file. The message names it, what it needs and what is free."""
+
+    def __str__(self) -> str:
+        return self.strerror
+
+
+@contextlib.contextmanager
+def explain_full_disk(path: str, needed: int | None = None) -> Iterator[None]:
+    """Raise a `FullDiskError` where a write finds no room.
+
+    Parameters
+    ----------
+    path : str
+        What is written.
+    needed : int, optional
+        Its bytes.
+    """
+    try:
+        yield
+    except FullDiskError:
+        raise
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        folder = os.path.abspath(path)
+        while not os.path.exists(folder):
+            folder = os.path.dirname(folder)
+        room = f"{shutil.disk_usage(folder).free:,} bytes are free"
+        if needed is not None:
+            room = f"{needed:,} bytes are needed, {room}"
+        raise FullDiskError(error.errno, f"{path}: {os.strerror(error.errno)}: {room}") from None
 
 
 class AtomicFile:
@@ -80,3 +119,34 @@ def atomic_folder(path: str) -> Iterator[str]:
     except BaseException:
         shutil.rmtree(temporary, ignore_errors=True)
         raise
+
+
+def clean_partial(folder: str) -> list[str]:
+    """Remove what killed processes left half-written in a folder; return the paths.
+
+    What another process that is still alive writes there stays. Call it before this process writes.
+    """
+    removed = []
+    for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
+        match = _PARTIAL.fullmatch(name)
+        if match and not _is_other(int(match.group(1))):
+            path = os.path.join(folder, name)
+            if os.path.isdir(path):
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                os.unlink(path)
+            removed.append(path)
+    return removed
+
+
+def _is_other(process: int) -> bool:
+    """Tell whether this is the number of another process that is alive."""
+    if process in (0, os.getpid()):
+        return False
+    try:
+        os.kill(process, 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except PermissionError:
+        pass
+    return True

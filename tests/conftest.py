@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import resource
 import zlib
 from pathlib import Path
 
@@ -42,6 +44,22 @@ def seed(request) -> int:
 @pytest.fixture
 def rng(seed) -> np.random.Generator:
     return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def largest_file():
+    """Return a context in which no file can grow beyond a size, as on a disk that is full."""
+
+    @contextlib.contextmanager
+    def limit(size: int):
+        before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+    return limit
 
 
 @pytest.fixture

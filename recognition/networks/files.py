@@ -9,7 +9,8 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.arrays import save_arrays
+from dsoftmax.recognition.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.networks.factory import create
 from dsoftmax.recognition.networks.network import Network
 
@@ -75,11 +76,10 @@ def save_model(
             arrays[f"aux:{name}"] = mx.nd.add_n(*copies) / len(copies)
         else:
             arrays[f"arg:{name}"] = copies[0]
-    with AtomicFile(f"{prefix}-symbol.json", "w") as file:
-        file.write(symbol.tojson())
-    # nd.save takes a name, not a stream: give it the temporary one.
-    with AtomicFile(f"{prefix}-{epoch:04d}.params") as file:
-        mx.nd.save(file.name, arrays)
+    path, graph = f"{prefix}-symbol.json", symbol.tojson()
+    with explain_full_disk(path, len(graph)), AtomicFile(path, "w") as file:
+        file.write(graph)
+    save_arrays(f"{prefix}-{epoch:04d}.params", arrays)
 
 
 def _copies_of(

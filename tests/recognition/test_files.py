@@ -1,8 +1,15 @@
 import os
+import re
 
 import pytest
 
-from dsoftmax.recognition.files import AtomicFile, atomic_folder
+from dsoftmax.recognition.files import (
+    AtomicFile,
+    FullDiskError,
+    atomic_folder,
+    clean_partial,
+    explain_full_disk,
+)
 
 
 def test_the_file_appears_whole_or_not_at_all(tmp_path):
@@ -46,3 +53,38 @@ def test_folder(tmp_path):
     with pytest.raises(FileExistsError, match="not an empty folder"), atomic_folder(path):
         pass
     assert os.listdir(path) == ["a"]
+
+
+def test_a_full_disk_is_explained(tmp_path):
+    path = str(tmp_path / "new" / "file")
+    message = (
+        f"^{re.escape(path)}: No space left on device: 1,234,567 bytes are needed, [0-9,]+ bytes"
+    )
+    with pytest.raises(FullDiskError, match=message) as found, explain_full_disk("other"):
+        with explain_full_disk(path, 1234567):
+            raise OSError(28, "No space left on device")
+    assert found.value.errno == 28
+    with pytest.raises(FileNotFoundError), explain_full_disk(path):
+        os.stat(path)
+
+
+def test_what_killed_processes_left(tmp_path):
+    """What somebody else writes, and what only looks similar, stays."""
+    gone, alive = (1 << 31) - 1, os.getppid()
+    (tmp_path / f"state-00000004.{gone}.part").mkdir()
+    (tmp_path / f"state-00000004.{gone}.part" / "file").touch()
+    for name in (
+        f".model-0001.params.{gone}.part",
+        f".config.json.{os.getpid()}.part",
+        f".mine.{alive}.part",
+        "notes.part",
+        "12.part",
+        f"x.{gone}.party",
+    ):
+        (tmp_path / name).touch()
+    removed = clean_partial(str(tmp_path))
+    assert len(removed) == 3
+    assert sorted(os.listdir(tmp_path)) == sorted(
+        [f".mine.{alive}.part", "12.part", "notes.part", f"x.{gone}.party"]
+    )
+    assert clean_partial(str(tmp_path / "nowhere")) == []

@@ -1,0 +1,92 @@
+"""MXNet's ``.params`` files, written block by block, so that a full disk is an error.
+
+``nd.save`` returns without an error where the disk takes all but the last kilobytes, and it needs
+each array whole. What is written here is the same, byte for byte, for arrays on ``cpu(0)``:
+
+    uint64 0x112, uint64 0, uint64 number of arrays
+    each array:  uint32 0xF993FAC9, int32 0 (dense), int32 number of axes, int64 length of each,
+                 int32 1, int32 0 (that is cpu(0)), int32 type, its numbers
+    uint64 number of names
+    each name:   uint64 number of bytes, UTF-8
+
+Arrays on other devices are written as if on ``cpu(0)``: files don't depend on the devices.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from typing import IO, Any, Iterable, Mapping, NamedTuple
+
+import numpy as np
+
+from dsoftmax.recognition.files import AtomicFile, explain_full_disk
+
+_TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")  # 0, 1, ...
+
+
+class Blocks(NamedTuple):
+    """A float32 array too large to hold it twice: its rows are read once, as they are written.
+
+    Attributes
+    ----------
+    shape : (n, ...)
+    parts : iterable of (some, ...)
+        One below the other they are the array.
+    """
+
+    shape: tuple[int, ...]
+    parts: Iterable[np.ndarray]
+    dtype = np.dtype(np.float32)
+
+
+def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
+    """Save arrays by name, as ``nd.save`` does; the file is complete or absent.
+
+    Parameters
+    ----------
+    path : str
+    arrays : dict of str to NDArray, numpy array or Blocks
+    """
+    with explain_full_disk(path, size_of(arrays)), AtomicFile(path) as file:
+        write_arrays(file, arrays)
+
+
+def write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
+    """Write what `save_arrays` saves to an open file."""
+    file.write(struct.pack("<3Q", 0x112, 0, len(arrays)))
+    for name, array in arrays.items():
+        file.write(_header(array))
+        written = 0
+        for part in _parts_of(array):
+            written += file.write(np.ascontiguousarray(part).reshape(-1).view(np.uint8))
+        if written != _data_size(array):
+            raise ValueError(f"{name} has {written} bytes, its shape needs {_data_size(array)}")
+    file.write(_names(arrays))
+
+
+def size_of(arrays: Mapping[str, Any]) -> int:
+    """Count the bytes that `write_arrays` writes."""
+    each = (len(_header(array)) + _data_size(array) for array in arrays.values())
+    return 24 + sum(each) + len(_names(arrays))
+
+
+def _header(array) -> bytes:
+    shape, kind = array.shape, _TYPES.index(np.dtype(array.dtype).name)
+    return struct.pack(f"<Iii{len(shape)}q3i", 0xF993FAC9, 0, len(shape), *shape, 1, 0, kind)
+
+
+def _names(arrays: Mapping[str, Any]) -> bytes:
+    encoded = [name.encode() for name in arrays]
+    each = (struct.pack("<Q", len(name)) + name for name in encoded)
+    return struct.pack("<Q", len(encoded)) + b"".join(each)
+
+
+def _data_size(array) -> int:
+    return math.prod(array.shape) * np.dtype(array.dtype).itemsize
+
+
+def _parts_of(array) -> Iterable[np.ndarray]:
+    if isinstance(array, Blocks):
+        return array.parts
+    return [array] if isinstance(array, np.ndarray) else [array.asnumpy()]
