@@ -1,23 +1,13 @@
 """Saved training states: whole or absent, and the same for any number of devices and processes.
 
-A state is a folder ``states/state-<step>``, written under a temporary name and renamed when all of
-it is on disk:
-
-    backbone.params   the network's parameters, by name
-    momenta.params    what its optimizer keeps of them
-    classes.npy       all class weights, (K, D), however they were split
-    head.states       momenta of the class weights, the sampler's and the criterion's state
-    state.json        step, position in the epoch, best scores, and what it is a state of
+A state is written under a temporary name and renamed when all of it is on disk. What is in its
+folder, and how it is checked, is in `states`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
 import os
-import re
-import shutil
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -26,12 +16,17 @@ from mxnet import nd
 from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.head import Head
 from dsoftmax.losses.trainer import HeadTrainer
+from dsoftmax.recognition.arrays import size_of, write_arrays
 from dsoftmax.recognition.backbone import Backbone
-from dsoftmax.recognition.files import atomic_folder
-
-FORMAT = 1
-FILES = ("backbone.params", "momenta.params", "classes.npy", "head.states")
-_NAME = re.compile(r"state-(\d{8,})")
+from dsoftmax.recognition.files import atomic_folder, explain_full_disk
+from dsoftmax.recognition.states import (
+    StateWriter,
+    choose_state,
+    is_whole,
+    read_facts,
+    set_aside,
+    sync_folder,
+)
 
 
 class NotFiniteError(ValueError):
@@ -63,91 +58,106 @@ def save_state(
         The processes that must all call this. The first one writes.
     """
     path = os.path.join(folder, f"state-{step:08d}")
-    if group.gather_json("is saved", group.is_first and _is_whole(path))[0]:
+    if group.gather_json("is saved", group.is_first and is_whole(path))[0]:
         return path
     nd.waitall()  # moving averages are written on the way backward
     parameters = trained.backbone.parameters()
     if not group.is_first:
         if trained.head.store.reads_together:
-            _write_classes(os.devnull, trained.head)
+            for _ in trained.head.store.blocks():
+                pass
         trained.head_trainer.save_states(os.devnull)
         return path
     os.makedirs(folder, exist_ok=True)
-    shutil.rmtree(path, ignore_errors=True)  # damaged
-    with atomic_folder(path) as part:
-        backbone, momenta, classes, head = (os.path.join(part, name) for name in FILES)
-        nd.save(backbone, parameters)
-        nd.save(momenta, trained.backbone.momenta() or {"none": nd.zeros(1)})
-        _write_classes(classes, trained.head)
-        trained.head_trainer.save_states(head)
-        sizes = {name: os.path.getsize(os.path.join(part, name)) for name in FILES}
-        described = {
-            "format": FORMAT,
-            "step": step,
-            "files": sizes,
+    if os.path.exists(path):
+        set_aside(path)
+    arrays = {
+        "backbone.params": parameters,
+        "momenta.params": trained.backbone.momenta() or {"none": nd.zeros(1)},
+        "head.states": trained.head_trainer.states(),
+    }
+    needed = 4 * trained.head.num_classes * trained.head.embedding_size
+    needed += sum(map(size_of, arrays.values()))
+    with explain_full_disk(path, needed), atomic_folder(path) as part:
+        writer = StateWriter(part)
+        with writer.file("classes.npy") as file:
+            _write_classes(file, trained.head)
+        for name, content in arrays.items():
+            with writer.file(name) as file:
+                write_arrays(file, content)
+        shape = {
             "num_classes": trained.head.num_classes,
             "embedding_size": trained.head.embedding_size,
-            **facts,
         }
-        with open(os.path.join(part, "state.json"), "w", encoding="utf-8") as file:
-            json.dump(described, file, indent=2)
-        for name in (*FILES, "state.json"):
-            _sync(os.path.join(part, name))
-        _sync(part)
-    _sync(folder)
+        writer.describe({"step": step, **shape, **facts})
+    sync_folder(folder)
     return path
 
 
-def _write_classes(path: str, head: Head) -> None:
+def _write_classes(file: IO[bytes], head: Head) -> None:
     """Write class weights block by block: there may be no room for all of them twice."""
-    with open(path, "wb") as file:
-        header = {
-            "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-            "fortran_order": False,
-            "shape": (head.num_classes, head.embedding_size),
-        }
-        np.lib.format.write_array_header_1_0(file, header)
-        for block in head.store.blocks():
-            if not np.isfinite(block).all():
-                raise NotFiniteError("class weights hold NaN or infinite numbers")
-            block.tofile(file)
+    header = {
+        "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
+        "fortran_order": False,
+        "shape": (head.num_classes, head.embedding_size),
+    }
+    np.lib.format.write_array_header_1_0(file, header)
+    for block in head.store.blocks():
+        if not np.isfinite(block).all():
+            raise NotFiniteError("class weights hold NaN or infinite numbers")
+        file.write(np.ascontiguousarray(block))
 
 
-def _sync(path: str) -> None:
-    handle = os.open(path, os.O_RDONLY)
+class Resumed(NamedTuple):
+    """The state a run goes on from.
+
+    Attributes
+    ----------
+    path : str
+    facts : dict
+    notes : list of str
+        What the log should tell.
+    """
+
+    path: str
+    facts: dict[str, Any]
+    notes: list[str]
+
+
+def resume(folder: str, trained: Trained, group: Group = ALONE) -> Resumed | None:
+    """Load the newest sound state; None where there are no states at all.
+
+    Each is checked before anything is loaded. Newer ones that are damaged are kept under another
+    name. All processes must call this; the first one checks and reads.
+    """
+    choice = group.gather_json("state", _choose(folder) if group.is_first else {})[0]
+    if "refusal" in choice:
+        raise ValueError(choice["refusal"])
+    if choice["path"] is None:
+        return None
+    facts = load_state(choice["path"], trained, group)
+    notes = choice["notes"]
+    for path, problem in choice["damaged"]:
+        if group.is_first:
+            kept = os.path.basename(set_aside(path))
+            notes.append(f"{path} is damaged ({problem}): it is kept as {kept}")
+    return Resumed(choice["path"], facts, notes)
+
+
+def _choose(folder: str) -> dict[str, Any]:
+    """Choose a state, in a form that can be sent to other processes."""
     try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def list_states(folder: str) -> list[str]:
-    """Return the paths of all whole states, the newest first."""
-    found = []
-    with contextlib.suppress(FileNotFoundError):
-        for name in os.listdir(folder):
-            match = _NAME.fullmatch(name)
-            path = os.path.join(folder, name)
-            if match and _is_whole(path):
-                found.append((int(match.group(1)), path))
-    return [path for _, path in sorted(found, reverse=True)]
-
-
-def _is_whole(path: str) -> bool:
-    try:
-        sizes = read_facts(path)["files"]
-        return all(os.path.getsize(os.path.join(path, name)) == sizes[name] for name in FILES)
-    except (OSError, ValueError, KeyError):
-        return False
-
-
-def read_facts(path: str) -> dict[str, Any]:
-    """Read what is said about a state."""
-    with open(os.path.join(path, "state.json"), encoding="utf-8") as file:
-        facts = json.load(file)
-    if facts.get("format") != FORMAT:
-        raise ValueError(f"{path}: a state of format {facts.get('format')}, this reads {FORMAT}")
-    return facts
+        chosen, damaged = choose_state(folder)
+    except (ValueError, OSError) as error:
+        return {"refusal": str(error)}
+    notes = []
+    if chosen and not chosen.has_checksums:
+        notes.append(f"{chosen.path} has no checksums: only sizes were checked")
+    return {
+        "path": chosen and chosen.path,
+        "damaged": [(check.path, str(check.problems[0])) for check in damaged],
+        "notes": notes,
+    }
 
 
 def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, Any]:
@@ -186,16 +196,3 @@ def broadcast(group: Group, name: str, arrays: dict[str, nd.NDArray]) -> dict[st
         return arrays
     received = group.broadcast(name, {key: array.asnumpy() for key, array in arrays.items()})
     return {key: nd.array(array, dtype=array.dtype) for key, array in received.items()}
-
-
-def prune_states(folder: str, keep: int) -> None:
-    """Remove all but the newest `keep` whole states, and what killed runs left half-written."""
-    kept = list_states(folder)[: max(keep, 1)]
-    for name in os.listdir(folder):
-        path = os.path.join(folder, name)
-        is_ours = name.startswith("state-")
-        if is_ours and path not in kept and os.path.isdir(path):
-            # First it must not look whole any more: a kill may come in the middle.
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(os.path.join(path, "state.json"))
-            shutil.rmtree(path, ignore_errors=True)

@@ -23,18 +23,17 @@ from dsoftmax.recognition.checkpoint import (
     NotFiniteError,
     Trained,
     broadcast,
-    list_states,
-    load_state,
-    prune_states,
+    resume,
     save_state,
 )
 from dsoftmax.recognition.class_means import class_means
 from dsoftmax.recognition.data.pipeline import Batch
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.files import AtomicFile, clean_partial, explain_full_disk
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.files import load_parameters, save_model
 from dsoftmax.recognition.options import Settings
 from dsoftmax.recognition.plan import Plan
+from dsoftmax.recognition.states import name_newest_state, prune_states
 
 INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
 STEPS_BETWEEN_RATE_LINES = 1000
@@ -131,15 +130,15 @@ class Run:
     def _begin(self) -> None:
         """Take up a saved state, a pretrained model, or nothing."""
         s = self.settings
-        states = list_states(self.plan.states) if self.group.is_first else []
-        states = self.group.gather_json("states", states)[0]
-        if states:
-            facts = load_state(states[0], self.trained, self.group)
+        resumed = resume(self.plan.states, self.trained, self.group)
+        if resumed:
+            facts = resumed.facts
+            self.notes += resumed.notes
             self._note_changes(facts["settings"])
             self._facts = {key: facts[key] for key in self._facts}
             self.step = facts["step"]
             self.epoch, self._seen = facts["epoch"], facts["images_seen"]
-            self.notes.append(f"resumed from {states[0]}, step {self.step}")
+            self.notes.append(f"resumed from {resumed.path}, step {self.step}")
             return
         self.epoch, self._seen = 0, 0
         if s.resume:
@@ -202,8 +201,11 @@ class Run:
     def _make_folder(self) -> None:
         folder = self.settings.folder
         os.makedirs(folder, exist_ok=True)
+        for path in clean_partial(folder) + clean_partial(self.plan.states):
+            self.notes.append(f"removed {path}, which a killed run left half-written")
         described = {**self.settings.as_json(), "resolved_num_classes": self.plan.num_classes}
-        with AtomicFile(os.path.join(folder, "config.json"), "w") as file:
+        path = os.path.join(folder, "config.json")
+        with explain_full_disk(path), AtomicFile(path, "w") as file:
             json.dump(described, file, indent=2)
 
     # --- Steps
@@ -216,6 +218,10 @@ class Run:
         int
             0, or the number of the signal.
         """
+        with name_newest_state(self.plan.states), explain_full_disk(self.settings.folder):
+            return self._train()
+
+    def _train(self) -> int:
         s = self.settings
         total = self.plan.total_steps if self.plan.total_steps < sys.maxsize else 0
         if self.group.is_first:

@@ -13,7 +13,6 @@ import numpy as np
 
 from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.recognition import memory, networks
-from dsoftmax.recognition.checkpoint import list_states
 from dsoftmax.recognition.data.augment import Augmentation
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.pipeline import Pipeline
@@ -25,6 +24,7 @@ from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.options import MANY_CLASSES, Settings
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.schedule import learning_rate
+from dsoftmax.recognition.states import list_states
 from dsoftmax.tools.measuring import available_bytes
 
 

@@ -17,7 +17,7 @@ from mxnet import nd
 from dsoftmax.losses import operators
 from dsoftmax.losses.groups import Group
 from dsoftmax.losses.servers import FIRST_CLASS_KEY, ServerStore, weights_of_momenta
-from dsoftmax.recognition import checkpoint, plan, processes, server, train
+from dsoftmax.recognition import plan, processes, server, states, train
 from dsoftmax.recognition.data.records import RecordWriter
 from dsoftmax.recognition.options import parse
 from dsoftmax.tools import launch
@@ -70,19 +70,19 @@ def flags(faces, tmp_path):
 
 
 def states_of(made):
-    return checkpoint.list_states(os.path.join(parse(made).folder, "states"))
+    return states.list_states(os.path.join(parse(made).folder, "states"))
 
 
 def assert_same_bits(one, other):
     """Compare the newest states of two runs."""
     one, other = (Path(states_of(made)[0]) for made in (one, other))
     assert one.name == other.name
-    for name in checkpoint.FILES[:2]:
+    for name in states.FILES[:2]:
         a, b = (nd.load(str(path / name)) for path in (one, other))
         assert set(a) == set(b)
         for key in a:
             np.testing.assert_array_equal(a[key].asnumpy(), b[key].asnumpy(), err_msg=key)
-    for name in checkpoint.FILES[2:]:
+    for name in states.FILES[2:]:
         assert (one / name).read_bytes() == (other / name).read_bytes(), name
 
 
@@ -224,7 +224,7 @@ class TestFaults:
         while processes_of(text) and time.monotonic() < deadline:
             time.sleep(0.1)
         assert processes_of(text) == {}
-        step = checkpoint.read_facts(states_of(made)[0])["step"]
+        step = states.read_facts(states_of(made)[0])["step"]
         alone = flags("job", *sampled, "--max-steps", str(step + 2), "--resume")
         assert train.main(alone) == 0
         assert states_of(alone)[0].endswith(f"state-{step + 2:08d}")

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
-from dsoftmax.recognition import checkpoint, loop, memory, plan, train
+from dsoftmax.recognition import checkpoint, loop, memory, plan, states, train
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.options import parse
@@ -72,7 +72,7 @@ def folder_of(flags):
 
 
 def states_of(flags):
-    return checkpoint.list_states(str(folder_of(flags) / "states"))
+    return states.list_states(str(folder_of(flags) / "states"))
 
 
 def newest(flags):
@@ -81,7 +81,7 @@ def newest(flags):
 
 def assert_same_state(one, other, atol=0.0):
     """Compare two states: bit for bit, or nearly."""
-    for name in checkpoint.FILES[:2]:
+    for name in states.FILES[:2]:
         a, b = (mx.nd.load(str(path / name)) for path in (one, other))
         assert set(a) == set(b)
         for key in a:
@@ -90,6 +90,20 @@ def assert_same_state(one, other, atol=0.0):
     np.testing.assert_allclose(a, b, rtol=atol, atol=atol)
     if not atol:
         assert (one / "head.states").read_bytes() == (other / "head.states").read_bytes()
+
+
+def flip(content):
+    """Change a bit in the middle."""
+    changed = bytearray(content)
+    changed[len(changed) // 2] ^= 4
+    return bytes(changed)
+
+
+def rewrite_facts(state, **changes):
+    """Change what is said about a state; None takes something away."""
+    facts = {**json.loads((state / "state.json").read_text()), **changes}
+    facts = {name: value for name, value in facts.items() if value is not None}
+    (state / "state.json").write_text(json.dumps(facts))
 
 
 class TestWholeRun:
@@ -159,13 +173,13 @@ class TestWholeRun:
         assert (folder_of(made) / "model-0000.params").exists()
 
     def test_what_is_learnt_is_a_function_of_the_seed(self, flags):
-        states = []
+        learnt = []
         for name, seed in (("a", 1), ("b", 1), ("c", 2)):
             made = flags(name, seed=seed, max_steps=3, target="none", network="tiny")
             assert train.main(made) == 0
-            states.append(np.load(newest(made) / "classes.npy"))
-        np.testing.assert_array_equal(states[0], states[1])
-        assert not np.array_equal(states[0], states[2])
+            learnt.append(np.load(newest(made) / "classes.npy"))
+        np.testing.assert_array_equal(learnt[0], learnt[1])
+        assert not np.array_equal(learnt[0], learnt[2])
 
 
 class TestResume:
@@ -266,14 +280,21 @@ class TestResume:
         assert train.main([*made, "--resume"]) == 0
         assert newest(made).name == "state-00000008"
         np.testing.assert_array_equal(np.load(newest(made) / "classes.npy"), expected)
+        damaged = newest(made).parent / "state-00000008.damaged" / "classes.npy"
+        assert damaged.stat().st_size == 100
 
-    def test_a_left_over_of_a_process_with_the_same_number(self, flags):
+    @pytest.mark.parametrize("is_own_number", [False, True])
+    def test_what_killed_runs_left_is_removed(self, flags, is_own_number, capsys):
         made = flags(max_steps=4)
-        part = folder_of(made) / "states" / f"state-00000004.{os.getpid()}.part"
+        process = os.getpid() if is_own_number else (1 << 31) - 1
+        part = folder_of(made) / "states" / f"state-00000004.{process}.part"
         part.mkdir(parents=True)
         (part / "backbone.params").write_bytes(b"half")
+        (folder_of(made) / f".model-0001.params.{process}.part").write_bytes(b"half")
         assert train.main(made) == 0
         assert os.listdir(folder_of(made) / "states") == ["state-00000004"]
+        assert not list(folder_of(made).glob(".*"))
+        assert f"removed {part}, which a killed run left" in capsys.readouterr().out
 
     def test_a_table_without_a_column_of_today(self, flags):
         made = flags(max_steps=4)
@@ -304,14 +325,68 @@ class TestResume:
         assert train.main([*back, "--resume"]) == 2
         assert "the state is of 5 classes of width 8" in capsys.readouterr().err
 
-    def test_a_damaged_state_is_passed_over(self, flags, capsys):
+    @pytest.mark.parametrize(
+        ("name", "damage", "message"),
+        [
+            ("classes.npy", lambda content: content[:100], "it has 100 bytes instead of 288"),
+            ("classes.npy", flip, "block 1 of 1, from byte 0 on, is not what was written"),
+            ("backbone.params", flip, "is not what was written"),
+            ("state.json", lambda _: b"[]", "it does not describe a state"),
+            ("state.json", lambda content: content.replace(b"8", b"9", 1), "its checksum differs"),
+            ("head.states", lambda _: None, "there is no such file"),
+        ],
+    )
+    def test_a_damaged_state_is_passed_over(self, flags, capsys, name, damage, message):
         made = flags(max_steps=8)
         assert train.main(made) == 0
-        with open(newest(made) / "classes.npy", "ab") as file:
-            file.truncate(100)
-        assert newest(made).name == "state-00000004"
+        damaged = newest(made)
+        content = damage((damaged / name).read_bytes())
+        (damaged / name).unlink()
+        if content is not None:
+            (damaged / name).write_bytes(content)
+        assert train.main([*flags(max_steps=10, keep=1), "--resume"]) == 0
+        out = capsys.readouterr().out
+        assert f"{damaged} is damaged ({name}: " in out
+        assert message in out
+        assert "state-00000004, step 4" in out
+        names = sorted(os.listdir(damaged.parent))
+        assert names == ["state-00000008.damaged", "state-00000010"]
+        if content is not None:
+            assert (damaged.parent / names[0] / name).read_bytes() == content
+
+    def test_no_sound_state_is_refused(self, flags, capsys):
+        made = flags(max_steps=2)
+        assert train.main(made) == 0
+        (newest(made) / "state.json").write_text("[]")
+        assert train.main([*made, "--resume"]) == 2
+        assert "there is no sound state to go on from" in capsys.readouterr().err
+        assert train.main(made) == 2
+        assert "holds the states of an earlier run" in capsys.readouterr().err
+        assert (newest(made) / "state.json").read_text() == "[]"
+
+    def test_states_of_another_version_are_refused_and_stay(self, flags, capsys):
+        made = flags(max_steps=6, verbose=2)
+        assert train.main(made) == 0
+        rewrite_facts(newest(made), format=2)
+        before = {path: path.read_bytes() for path in newest(made).parent.glob("*/*")}
+        assert train.main([*made, "--resume"]) == 2
+        assert "a state of format 2, this version reads format 1" in capsys.readouterr().err
+        assert {path: path.read_bytes() for path in newest(made).parent.glob("*/*")} == before
+
+    def test_a_state_without_checksums(self, flags, capsys):
+        """Those of earlier versions have sizes alone."""
+        made = flags(max_steps=8)
+        assert train.main(made) == 0
+        for path in states_of(made):
+            rewrite_facts(Path(path), checksums=None)
+        (newest(made) / "backbone.params").write_bytes(
+            bytes((newest(made) / "backbone.params").stat().st_size)
+        )
         assert train.main([*flags(max_steps=10), "--resume"]) == 0
-        assert "state-00000004, step 4" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert "backbone.params: it is no file of MXNet's arrays" in out
+        assert "state-00000004 has no checksums: only sizes were checked" in out
+        assert "state-00000004, step 4" in out
 
 
 def read_table(path):
@@ -396,7 +471,7 @@ class TestSignals:
         assert f"stopped by signal {int(number)}: saving step" in out
         step = int(newest(made).name.split("-")[1])
         assert step > 0
-        assert checkpoint.read_facts(str(newest(made)))["step"] == step
+        assert states.read_facts(str(newest(made)))["step"] == step
 
 
 class TestCheckpoints:
@@ -432,7 +507,7 @@ class TestCheckpoints:
         assert train.main(made) == 0
         found = {path.stem[-4:] for path in folder_of(made).glob("model-*.params")}
         assert found == expected
-        facts = checkpoint.read_facts(str(newest(made)))
+        facts = states.read_facts(str(newest(made)))
         assert facts["best"] == {"val": 0.7}
         assert facts["verifications"] == 5
 
@@ -458,19 +533,36 @@ class TestCheckpoints:
 
     def test_a_full_disk_leaves_the_last_good_state(self, flags, monkeypatch, capsys):
         made = flags(max_steps=8, target="none", ckpt=0)
-        save = checkpoint.nd.save
+        write, written = checkpoint.write_arrays, []
 
-        def full(path, *rest):
-            if "state-00000008" in path and "momenta" in path:
+        def full(file, arrays):
+            write(file, arrays)
+            written.append(file)
+            if len(written) == 6:  # the last file of the second state
                 raise OSError(28, "No space left on device")
-            save(path, *rest)
 
-        monkeypatch.setattr(checkpoint.nd, "save", full)
+        monkeypatch.setattr(checkpoint, "write_arrays", full)
         assert train.main(made) == 2
-        assert "No space left on device" in capsys.readouterr().err
+        err = capsys.readouterr().err
+        assert err.splitlines()[-1].startswith(
+            f"train: error: {folder_of(made)}/states/state-00000008: No space left on device: "
+        )
+        size = sum(path.stat().st_size for path in newest(made).iterdir())
+        (needed,) = re.findall("device: ([0-9,]+) bytes are needed, [0-9,]+ bytes are free", err)
+        assert abs(int(needed.replace(",", "")) - size) < 4096
+        assert f"the newest whole state is {newest(made)}: make room" in err
         assert os.listdir(folder_of(made) / "states") == ["state-00000004"]
-        monkeypatch.setattr(checkpoint.nd, "save", save)
+        monkeypatch.setattr(checkpoint, "write_arrays", write)
         assert train.main([*made, "--resume"]) == 0
+
+    def test_a_full_disk_before_the_first_state(self, flags, largest_file, capsys):
+        made = flags(max_steps=4, target="none")
+        run = loop.Run(parse(made))
+        with largest_file(20480), pytest.raises(OSError, match="no state has been saved yet") as e:
+            run.train()
+        assert str(e.value).startswith(f"{folder_of(made)}/model-0001.params: File too large: ")
+        assert not list(folder_of(made).glob("*.params"))
+        assert not list(folder_of(made).glob(".*"))
 
 
 class TestDivergence:
