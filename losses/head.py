@@ -16,7 +16,7 @@ from dsoftmax.losses.servers import ServerStore, ServerTrainer
 from dsoftmax.losses.step import Step, StepInputs
 from dsoftmax.losses.stores import LARGEST_ARRAY, ClassStore
 from dsoftmax.losses.trainer import HeadTrainer, StaleGradientError
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.arrays import save_arrays
 
 CLASS_WEIGHT = "class_weight"  # what `save_parameters` calls them
 SUPERSEDED_STEPS = 4  # watched for a backward pass that comes too late
@@ -148,8 +148,7 @@ class Head(Block):
             )
         weights = self.class_weights()
         if self.store.group.is_first:
-            with AtomicFile(filename) as file:
-                nd.save(file.name, {CLASS_WEIGHT: nd.array(weights)})
+            save_arrays(filename, {CLASS_WEIGHT: weights})
 
     def load_parameters(self, filename, *_, **__) -> None:
         """Load what `save_parameters` saved, on any number of devices.

@@ -655,8 +655,8 @@ class TestTrainer:
             changed = (head.class_weights() != before).any(axis=1)
             np.testing.assert_array_equal(changed, now)
             touched |= now
-        for state in trainer._read_states():  # momenta of the others have not begun
-            assert not state[~touched].any()
+        for blocks in trainer._read_states():  # momenta of the others have not begun
+            assert not np.concatenate(list(blocks))[~touched].any()
 
     @pytest.mark.parametrize(
         "name",
