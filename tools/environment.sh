@@ -65,7 +65,7 @@ make_environment() {
         "On Debian and Ubuntu: apt install python3-venv (or python3.11-venv and so on)."
     "$VENV_PYTHON" -m pip install --quiet --upgrade "pip>=22,<26" ||
         fail "pip could not reach its package index: is this machine online?"
-    "$VENV_PYTHON" -m pip install --quiet --editable "$REPOSITORY[$extras]" ||
+    "$VENV_PYTHON" -m pip install --quiet --compile --editable "$REPOSITORY[$extras]" ||
         fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why."
     # opencv-python links libGL, which a server often lacks; its headless twin does not.
     if ! "$VENV_PYTHON" -c 'import cv2' 2>/dev/null; then
