@@ -23,6 +23,7 @@ from dsoftmax.recognition.states import (
     StateWriter,
     choose_state,
     is_whole,
+    path_of,
     read_facts,
     set_aside,
     sync_folder,
@@ -57,7 +58,7 @@ def save_state(
     group : Group
         The processes that must all call this. The first one writes.
     """
-    path = os.path.join(folder, f"state-{step:08d}")
+    path = path_of(folder, step)
     if group.gather_json("is saved", group.is_first and is_whole(path))[0]:
         return path
     nd.waitall()  # moving averages are written on the way backward

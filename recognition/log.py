@@ -45,18 +45,28 @@ class RunLog:
     total_steps : int
         For the progress bar; 0 is unknown.
     tensorboard : bool
+    is_verified : bool
+        Whether `from_step` was verified to the end; if not, its scores are dropped as well.
     """
 
     def __init__(
-        self, folder: str, from_step: int = 0, total_steps: int = 0, tensorboard: bool = False
+        self,
+        folder: str,
+        from_step: int = 0,
+        total_steps: int = 0,
+        tensorboard: bool = False,
+        is_verified: bool = True,
     ):
         self._folder = folder
         self._lines = open(  # noqa: SIM115 (as long as the run)
             os.path.join(folder, "train.log"), "a", encoding="utf-8", buffering=1
         )
         self._tables = {
-            name: _Table(os.path.join(folder, f"{name}.csv"), columns, from_step)
-            for name, columns in (("metrics", METRICS), ("verification", SCORES))
+            name: _Table(os.path.join(folder, f"{name}.csv"), columns, last_step)
+            for name, columns, last_step in (
+                ("metrics", METRICS, from_step),
+                ("verification", SCORES, from_step if is_verified else from_step - 1),
+            )
         }
         self._drawn_at = -math.inf
         self._bar = None
@@ -139,11 +149,11 @@ class NoLog:
 class _Table:
     """Rows of a csv file that is there at any time."""
 
-    def __init__(self, path: str, columns: Sequence[str], from_step: int):
+    def __init__(self, path: str, columns: Sequence[str], last_step: int):
         self._path, self._columns = path, columns
         kept = []
         if os.path.exists(path):
-            kept = [row for row in self._texts() if int(row["step"]) <= from_step]
+            kept = [row for row in self._texts() if int(row["step"]) <= last_step]
         with AtomicFile(path, "w") as file:
             writer = csv.DictWriter(file, columns, restval="nan", lineterminator="\n")
             writer.writeheader()

@@ -27,13 +27,14 @@ from dsoftmax.recognition.checkpoint import (
     save_state,
 )
 from dsoftmax.recognition.class_means import class_means
+from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.data.pipeline import Batch
 from dsoftmax.recognition.files import AtomicFile, clean_partial, explain_full_disk
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.files import load_parameters, save_model
 from dsoftmax.recognition.options import Settings
 from dsoftmax.recognition.plan import Plan
-from dsoftmax.recognition.states import name_newest_state, prune_states
+from dsoftmax.recognition.states import name_newest_state, path_of, prune_states, update_facts
 
 INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
 STEPS_BETWEEN_RATE_LINES = 1000
@@ -73,6 +74,7 @@ class Run:
             "highest_last": 0.0,
             "highest_sum": 0.0,
             "verifications": 0,
+            "awaits_verification": False,  # due at this step, but not done yet
         }
         self._begin()
         if group.is_first:
@@ -135,7 +137,7 @@ class Run:
             facts = resumed.facts
             self.notes += resumed.notes
             self._note_changes(facts["settings"])
-            self._facts = {key: facts[key] for key in self._facts}
+            self._facts = {key: facts.get(key, value) for key, value in self._facts.items()}
             self.step = facts["step"]
             self.epoch, self._seen = facts["epoch"], facts["images_seen"]
             self.notes.append(f"resumed from {resumed.path}, step {self.step}")
@@ -225,7 +227,8 @@ class Run:
         s = self.settings
         total = self.plan.total_steps if self.plan.total_steps < sys.maxsize else 0
         if self.group.is_first:
-            self.log = RunLog(s.folder, self.step, total, s.tensorboard)
+            awaits = self._facts["awaits_verification"]
+            self.log = RunLog(s.folder, self.step, total, s.tensorboard, is_verified=not awaits)
         else:
             self.log = NoLog()
         for note in self.notes:
@@ -235,8 +238,9 @@ class Run:
             for number in (signal.SIGTERM, signal.SIGINT)
         }
         try:
-            self._verified_at = self.step
             self._tick, self._timed = time.perf_counter(), 0
+            if self._facts["awaits_verification"]:
+                self._checkpoint()
             while self.step < self.plan.total_steps and not self._stopped_by:
                 self._train_epoch()
             self._finish()
@@ -260,9 +264,10 @@ class Run:
             self._timed += 1
             self.log.step()
             self._report(loss)
-            if self.step % self.settings.verbose == 0:
+            is_last = self.step >= self.plan.total_steps
+            if is_last or self.step % self.settings.verbose == 0:
                 self._checkpoint()
-            if self.step >= self.plan.total_steps or self._stopped_by:
+            if is_last or self._stopped_by:
                 return
         self.epoch, self._seen = self.epoch + 1, 0
 
@@ -373,25 +378,42 @@ class Run:
         )
 
     def _checkpoint(self) -> None:
-        """Verify, save a model if it is to be kept, and the state."""
+        """Save the state, verify it, and save its model if that is to be kept.
+
+        The state comes first and says that it awaits its verification: a run that is stopped before
+        the end of that does it when it is resumed.
+        """
         started = time.perf_counter()
+        self._facts["awaits_verification"] = True
+        self._save_state()
         results = self._verify()
+        stopped_by = self._signal if len(results) < len(self.plan.packs) else 0
+        stopped_by = self.group.gather_json("stopped by", stopped_by)[0]
+        if stopped_by:
+            self._stopped_by = stopped_by  # now: all processes must stop at this step
+        else:
+            self._judge(results)
+        self.log.draw()
+        self._tick += time.perf_counter() - started  # it is no time of training
+
+    def _judge(self, results: list[Verification | None]) -> None:
+        """Keep the model of this step, or not; one that failed on a target is never the best."""
         facts = self._facts
         facts["verifications"] += 1
-        is_best = self._take_note(results)
+        is_best = None not in results and self._take_note(results)
         number = 1 if self.settings.ckpt == 3 else facts["verifications"]
         keep = {0: False, 1: is_best, 2: True, 3: is_best}[self.settings.ckpt]
         if self.group.gather_json("keep", keep)[0]:
             self.log.say(f"saving {number}")
             self._save_model(number)
-        if results:
+        if any(results):
             self.log.say(f"[{self.step}]Accuracy-Highest: {facts['highest_last']:1.5f}")
-        self._save_state()
-        self.log.draw()
-        self._tick += time.perf_counter() - started  # it is no time of training
+        facts["awaits_verification"] = False
+        if self.group.is_first:
+            update_facts(path_of(self.plan.states, self.step), facts)
 
-    def _verify(self) -> list[Verification]:
-        self._verified_at = self.step
+    def _verify(self) -> list[Verification | None]:
+        """Verify on one target after the other until a signal comes; None is one that failed."""
         if not self.plan.packs:
             return []
         self.log.say("testing verification..")
@@ -400,32 +422,36 @@ class Run:
         for pack in self.plan.packs:
             if self._signal:  # who sent it may not wait for long
                 break
-            try:
-                results += evaluate(
-                    self.trained.backbone.embed,
-                    [pack],
-                    self.pipeline.batch_size,
-                    size=self.pipeline.image_size,
-                    threads=self.settings.threads,
-                )
-            except ValueError as error:
-                # Moving averages of a few steps may overflow a deep network that trains well.
-                self.log.say(f"[{pack.name}][{self.step}]not verified: {error}")
-                continue
-            self.log.say(str(results[-1].embeddings.shape))
-            for line in results[-1].lines(self.step):
-                self.log.say(line)
-            self.log.scores(
-                {
-                    "step": self.step,
-                    "target": pack.name,
-                    "accuracy": results[-1].accuracy.mean,
-                    "deviation": results[-1].accuracy.deviation,
-                    "xnorm": results[-1].xnorm,
-                }
-            )
+            results.append(self._verify_on(pack))
         self.log.say(f"infer time {time.perf_counter() - started:f}")
         return results
+
+    def _verify_on(self, pack: Pack) -> Verification | None:
+        try:
+            (result,) = evaluate(
+                self.trained.backbone.embed,
+                [pack],
+                self.pipeline.batch_size,
+                size=self.pipeline.image_size,
+                threads=self.settings.threads,
+            )
+        except ValueError as error:
+            # Moving averages of a few steps may overflow a deep network that trains well.
+            self.log.say(f"[{pack.name}][{self.step}]not verified: {error}")
+            return None
+        self.log.say(str(result.embeddings.shape))
+        for line in result.lines(self.step):
+            self.log.say(line)
+        self.log.scores(
+            {
+                "step": self.step,
+                "target": pack.name,
+                "accuracy": result.accuracy.mean,
+                "deviation": result.accuracy.deviation,
+                "xnorm": result.xnorm,
+            }
+        )
+        return result
 
     def _take_note(self, results: list[Verification]) -> bool:
         """Keep the best scores; tell whether this model is the best by insightface's rule."""
@@ -484,8 +510,6 @@ class Run:
     def _finish(self) -> None:
         if self._stopped_by:
             self.log.say(f"stopped by signal {self._stopped_by}: saving step {self.step}")
-        elif self._verified_at != self.step:
-            self._checkpoint()
         self._save_state()
         bad = sum(self.group.gather_json("bad images", len(self.pipeline.bad_images)))
         if bad:

@@ -24,7 +24,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 
-from dsoftmax.recognition.files import FullDiskError
+from dsoftmax.recognition.files import AtomicFile, FullDiskError
 
 FORMAT = 1
 FILES = ("backbone.params", "momenta.params", "classes.npy", "head.states")
@@ -125,10 +125,8 @@ class StateWriter:
         """Write ``state.json`` about all files, and sync the folder."""
         sums = {"block_size": BLOCK_SIZE, **self._sums}
         described = {"format": FORMAT, "files": self._sizes, **facts, "checksums": sums}
-        described = json.loads(json.dumps(described))  # as it will be read
-        described["checksums"][DESCRIPTION] = _checksum_of(described)
         with self.file(DESCRIPTION) as file:
-            file.write(json.dumps(described, indent=2).encode())
+            file.write(_text_of(described).encode())
         sync_folder(self._folder)
 
 
@@ -152,6 +150,25 @@ def sync_folder(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def path_of(folder: str, step: int) -> str:
+    """Return where the state after `step` steps is, or would be."""
+    return os.path.join(folder, f"state-{step:08d}")
+
+
+def update_facts(path: str, facts: dict[str, Any]) -> None:
+    """Change some of what is said about a saved state."""
+    with AtomicFile(os.path.join(path, DESCRIPTION), "w") as file:
+        file.write(_text_of({**read_facts(path), **facts}))
+
+
+def _text_of(facts: dict[str, Any]) -> str:
+    """Return the text of a description, with its checksum if it has others."""
+    facts = json.loads(json.dumps(facts))  # as it will be read
+    if "checksums" in facts:
+        facts["checksums"][DESCRIPTION] = _checksum_of(facts)
+    return json.dumps(facts, indent=2)
 
 
 def _checksum_of(facts: dict[str, Any]) -> str:

@@ -18,6 +18,7 @@ from dsoftmax.losses import operators
 from dsoftmax.losses.groups import Group
 from dsoftmax.losses.servers import FIRST_CLASS_KEY, ServerStore, weights_of_momenta
 from dsoftmax.recognition import plan, processes, server, states, train
+from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import RecordWriter
 from dsoftmax.recognition.options import parse
 from dsoftmax.tools import launch
@@ -276,6 +277,36 @@ class TestFaults:
         assert "restart 1 of 1: worker 1 left with exit code 1" in output
         assert "state-00000002, step 2" in output
         assert states_of([*made, "--resume"])[0].endswith("state-00000004")
+
+    def test_a_signal_in_a_verification(self, flags, faces, tmp_path, jpeg):
+        """All processes stop at that step, and it is verified first when one goes on."""
+        write_pack(faces / "val.bin", [jpeg() for _ in range(40)], [True, False] * 10)
+        script = tmp_path / "job.py"
+        script.write_text(
+            "import os, signal, sys\n"
+            "from dsoftmax.recognition import server\n"
+            "if not server.is_worker():\n"
+            "    server.serve()\n"
+            "    sys.exit()\n"
+            "from dsoftmax.recognition import loop, processes, train\n"
+            "evaluate = loop.evaluate\n"
+            "def evaluating(*args, **options):\n"
+            "    os.kill(os.getpid(), signal.SIGTERM)\n"
+            "    return evaluate(*args, **options)\n"
+            "loop.evaluate = evaluating\n"
+            "processes.leave(train.main(sys.argv[1:]))\n"
+        )
+        made = flags("job", "--loss", "nsoftmax", "--devices", "cpu", "--target", "val,val")
+        made += ["--max-steps", "4", "--verbose", "2"]
+        code, output = run(launched(2, 1, [*PYTHON, script, *made, "--kvstore", "dist_sync"]))
+        assert code == 143, output[-3000:]
+        assert "stopped by signal 15: saving step 2" in output
+        assert [Path(path).name for path in states_of(made)] == ["state-00000002"]
+        assert not os.path.exists(f"{parse(made).prefix}-0001.params")
+        assert train.main([*made, "--resume"]) == 0
+        with open(os.path.join(parse(made).folder, "verification.csv")) as file:
+            steps = [line.split(",")[0] for line in file]
+        assert steps == ["step", "2", "2", "4", "4"]
 
 
 class TestRefusedJobs:
