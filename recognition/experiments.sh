@@ -22,7 +22,7 @@ run_experiments() {
     for name in "$@"; do
         # The flags are words, to be split.
         # shellcheck disable=SC2086
-        "${PYTHON:-python}" -u recognition/train.py --per-batch-size $((256 / count)) --resume \
-            --extra-model-name "$name" $COMMON ${FLAGS[$name]}
+        "${PYTHON:-python}" -u recognition/train.py --per-batch-size $((256 / count)) \
+            --resume auto --extra-model-name "$name" $COMMON ${FLAGS[$name]}
     done
 }

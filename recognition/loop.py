@@ -143,8 +143,6 @@ class Run:
             self.notes.append(f"resumed from {resumed.path}, step {self.step}")
             return
         self.epoch, self._seen = 0, 0
-        if s.resume:
-            self.notes.append("there is no saved state to resume from: beginning anew")
         if s.pretrained:
             self._begin_pretrained()
         if self.group.size > 1:  # so that all train the same network, whatever they drew

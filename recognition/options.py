@@ -32,6 +32,7 @@ FP16_SCALE = 128.0  # where a configuration says fp16 and no flag says more
 LOSS_KEYS = {"loss_s": "scale"}
 PARTS = ("config", "default", "network", "dataset", "loss", "generate_config")
 NO_MARGIN = {"scale": 64.0, "m1": 1.0, "m2": 0.0, "m3": 0.0}
+MUST, AUTO = "must", "auto"  # of --resume
 MANY_CLASSES = 10_000  # from so many on, several devices share the class weights by default
 
 
@@ -80,7 +81,7 @@ class Settings:
     sync_bn: bool = False
     models_root: str = "./models"
     extra_model_name: str = ""
-    resume: bool = False
+    resume: str = ""  # or MUST, or AUTO
     ckpt: int = 3
     keep: int = 2
     frequent: int = 20
@@ -236,7 +237,14 @@ def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
     add("--cutoff", int(config.get("data_cutoff", 0)), "side of a square left blank at random")
     add("--images-filter", int(config.get("data_images_filter", 0)), "fewest images of an identity")
     add("--threads", default_threads(), "to decode images on")
-    parser.add_argument("--resume", action="store_true", help="go on from the newest saved state")
+    parser.add_argument(
+        "--resume",
+        nargs="?",
+        choices=(MUST, AUTO),
+        const=MUST,
+        default="",
+        help="go on from the newest saved state; auto: or begin a new run where none was saved yet",
+    )
     parser.add_argument("--freeze-backbone", action="store_true", help="train class weights alone")
     parser.add_argument("--sync-bn", action="store_true", help="BatchNorm over all devices")
     parser.add_argument("--tensorboard", action="store_true", help="needs the extra tensorboard")

@@ -21,10 +21,10 @@ from dsoftmax.recognition.devices import usable_contexts
 from dsoftmax.recognition.log import import_mxboard
 from dsoftmax.recognition.networks.files import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
-from dsoftmax.recognition.options import MANY_CLASSES, Settings
+from dsoftmax.recognition.options import AUTO, MANY_CLASSES, MUST, Settings
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.schedule import learning_rate
-from dsoftmax.recognition.states import list_states
+from dsoftmax.recognition.states import list_states, read_facts
 from dsoftmax.tools.measuring import available_bytes
 
 
@@ -230,18 +230,46 @@ class Plan:
         return estimate
 
     def _check_folder(self) -> None:
-        """Refuse to overwrite what an earlier run, or insightface, has left."""
-        folder = self.settings.folder
-        if list_states(self.states) and not self.settings.resume:
+        """Refuse to overwrite what others have left, or to resume nothing."""
+        folder, resume = self.settings.folder, self.settings.resume
+        states = list_states(self.states)
+        if states and not resume:
             raise FileExistsError(
                 f"{folder} holds the states of an earlier run: go on with it by --resume, or give "
                 "this one another name by --extra-model-name"
             )
-        is_ours = os.path.exists(os.path.join(folder, "config.json"))
-        if glob.glob(glob.escape(self.settings.prefix) + "-*.params") and not (
-            is_ours and self.settings.resume
-        ):
-            raise FileExistsError(
-                f"{folder} holds models: give this run another name by --extra-model-name, or "
-                "another --models-root"
+        if states:
+            self._check_classes(states[0])
+            return
+        # A run saves its first state before its first model: these states were lost.
+        damaged = glob.glob(os.path.join(glob.escape(self.states), "state-*[0-9]"))
+        for kind, found in (("models", self._find_models()), ("damaged states", damaged)):
+            if found:
+                raise FileExistsError(
+                    f"{folder} holds {kind}, but no state to go on from: give this run another "
+                    "name by --extra-model-name, or another --models-root"
+                )
+        if resume == MUST:
+            raise FileNotFoundError(
+                f"--resume: there is no state in {self.states}: mend --models-root or what names "
+                "the run, or let --resume auto begin a new one"
             )
+        if resume == AUTO:
+            self.notes.append(f"there is no state in {self.states}: a new run begins")
+
+    def _find_models(self) -> list[str]:
+        return glob.glob(glob.escape(self.settings.prefix) + "-[0-9]*.params")
+
+    def _check_classes(self, state: str) -> None:
+        """Refuse a state of other classes, and say how to go on with its network."""
+        before = read_facts(state)["num_classes"]
+        if before == self.num_classes:
+            return
+        prefix = self.settings.prefix
+        epochs = [int(path[len(prefix) + 1 : -len(".params")]) for path in self._find_models()]
+        epoch = 0 if 0 in epochs else max(epochs, default="<epoch>")
+        raise ValueError(
+            f"{state} is of {before} classes, this run has {self.num_classes}: instead of --resume "
+            "begin a new one with its network, by "
+            f"--pretrained {prefix},{epoch} --init-classes mean --extra-model-name <another>"
+        )

@@ -21,7 +21,7 @@ for loss in dsoftmax nsoftmax; do
     "$VENV_PYTHON" -u recognition/train.py --network tiny --loss $loss --scale 16 \
         --dataset faces --data-dir "$OUTPUT/faces" --target val --image-size 56 \
         --lr-schedule cosine --warmup-steps 50 --max-steps "$STEPS" --verbose 250 --frequent 50 \
-        --models-root "$OUTPUT/models" --resume
+        --models-root "$OUTPUT/models" --resume auto
 done
 
 echo

@@ -560,7 +560,7 @@ def launch(args: argparse.Namespace, words: Sequence[str], signals: Signals) -> 
         if elsewhere:
             wait_for_hosts(elsewhere, ssh, signals)
         if "--resume" not in words:
-            words = [*words, "--resume"]
+            words = [*words, "--resume", "auto"]  # it may have failed before its first state
 
 
 def whole(least: int, most: float = math.inf) -> Callable[[str], int]:
@@ -607,7 +607,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=whole(0),
         default=0,
         metavar="N",
-        help="start again with --resume, so often",
+        help="start again with --resume auto, so often",
     )
     add(
         "--grace",

@@ -44,7 +44,7 @@ def test_every_row_is_a_legal_run(run, name):
     assert len(settings) == ROWS[name]
     assert len({one.folder for one in settings}) == len(settings)
     for one in settings:
-        assert (one.architecture, one.per_batch_size, one.resume) == ("r50", 64, True)
+        assert (one.architecture, one.per_batch_size, one.resume) == ("r50", 64, "auto")
         assert one.max_steps > max(one.lr_steps) > 0
         options = dict(one.loss_options)
         assert options["scale"] == 32

@@ -246,7 +246,7 @@ class TestResume:
         whole = flags("whole", max_steps=30, verbose=1, target="none")
         assert train.main(whole) == 0
         part = flags("part", max_steps=30, verbose=1, target="none")
-        command = [sys.executable, "-W", "ignore", train.__file__, *part, "--resume"]
+        command = [sys.executable, "-W", "ignore", train.__file__, *part, "--resume", "auto"]
         for _ in range(4):
             process = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
@@ -258,7 +258,7 @@ class TestResume:
             process.kill()
             process.communicate()
         assert len(os.listdir(folder_of(part) / "states")) > 0
-        assert train.main([*part, "--resume"]) == 0
+        assert train.main([*part, "--resume", "auto"]) == 0
         assert_same_state(newest(whole), newest(part))
 
     def test_a_run_is_not_overwritten(self, flags, capsys):
@@ -313,8 +313,50 @@ class TestResume:
         assert 0 <= float(found[2]) <= 1
 
     def test_nothing_to_resume(self, flags, capsys):
-        assert train.main([*flags(max_steps=2), "--resume"]) == 0
-        assert "there is no saved state to resume from" in capsys.readouterr().out
+        made = flags(max_steps=2)
+        assert train.main([*made, "--resume"]) == 2
+        err = capsys.readouterr().err
+        assert f"--resume: there is no state in {folder_of(made)}/states" in err
+        assert err.count("\n") == 1
+        assert not folder_of(made).exists()
+        assert train.main([*made, "--resume", "auto"]) == 0
+        assert "states: a new run begins" in capsys.readouterr().out
+        assert train.main([*made, "--resume", "auto"]) == 0
+        assert "resumed from" in capsys.readouterr().out
+
+    def test_a_run_that_was_killed_before_its_first_state(self, flags):
+        made = flags(max_steps=2)
+        loop.Run(parse(made))._release()
+        assert os.listdir(folder_of(made)) == ["config.json"]
+        (folder_of(made) / "states" / "state-00000002.1.part").mkdir(parents=True)
+        assert train.main([*made, "--resume", "auto"]) == 0
+
+    def test_states_that_are_lost(self, flags, capsys):
+        made = flags(max_steps=2)
+        assert train.main(made) == 0
+        (newest(made) / "state.json").unlink()
+        models = sorted(folder_of(made).glob("model-*.params"))
+        assert len(models) == 2
+        for kind in ("models", "damaged states"):
+            for more in ([], ["--resume"], ["--resume", "auto"]):
+                assert train.main([*made, *more]) == 2
+                assert f"holds {kind}, but no state to go on from" in capsys.readouterr().err
+            for model in models:
+                model.unlink(missing_ok=True)
+
+    def test_other_classes(self, flags, dataset, capsys):
+        """It is refused with the flags that work."""
+        assert train.main(flags(max_steps=2)) == 0
+        more, _ = dataset((*COUNTS, 4, 4), "more")
+        made = flags(max_steps=4, data_dir=more)
+        assert train.main([*made, "--resume"]) == 2
+        err = capsys.readouterr().err
+        assert "is of 5 classes, this run has 7" in err
+        advice = err[err.index("--pretrained") :].replace("<another>", "more").split()
+        assert train.main([*made, *advice]) == 0
+        out = capsys.readouterr().out
+        assert "parameters of tiny are from" in out
+        assert "class weights begin as the mean embeddings" in out
 
     def test_a_state_of_another_network(self, flags, capsys):
         made = flags(max_steps=2)
@@ -623,6 +665,54 @@ class TestCheckpoints:
         assert str(e.value).startswith(f"{folder_of(made)}/model-0001.params: File too large: ")
         assert not list(folder_of(made).glob("*.params"))
         assert not list(folder_of(made).glob(".*"))
+
+
+class TestLock:
+    def test_a_second_run_is_refused(self, flags, capsys):
+        made = flags(max_steps=2)
+        first = loop.Run(parse(made))
+        (folder_of(made) / "states" / "state-00000001.77.part").mkdir(parents=True)
+        before = sorted(folder_of(made).rglob("*"))
+        for more in ([], ["--resume"], ["--resume", "auto"]):
+            assert train.main([*made, *more]) == 2
+            err = capsys.readouterr().err
+            assert f"is in use by process {os.getpid()} on {socket.gethostname()} since 20" in err
+            assert "--extra-model-name" in err
+            assert err.count("\n") == 1
+        assert sorted(folder_of(made).rglob("*")) == before
+        assert first.train() == 0
+        assert not (folder_of(made) / lock.NAME).exists()
+        assert train.main([*flags(max_steps=4), "--resume"]) == 0
+
+    def test_a_killed_run_holds_nothing(self, flags, capsys):
+        made = flags(max_steps=100_000, verbose=100_000, target="none")
+        process = subprocess.Popen(
+            [sys.executable, "-W", "ignore", train.__file__, *made],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for line in process.stdout:
+            if line.startswith("call reset()"):
+                break
+        assert train.main(flags(max_steps=2)) == 2
+        assert f"is in use by process {process.pid} on" in capsys.readouterr().err
+        process.kill()
+        process.communicate()
+        assert (folder_of(made) / lock.NAME).exists()
+        assert train.main(flags(max_steps=2)) == 0
+
+    def test_other_processes_of_a_group_lock_nothing(self, flags, monkeypatch):
+        class Second(Group):
+            rank, size = 1, 2
+
+        def refuse(*_):
+            raise ValueError("that is enough")
+
+        monkeypatch.setattr(loop, "Plan", refuse)
+        with pytest.raises(ValueError, match="that is enough"):
+            loop.Run(parse(flags()), Second())
+        assert not folder_of(flags()).exists()
 
 
 class TestDivergence:

@@ -386,7 +386,7 @@ def test_restart_resumes(launched):
     code, _, err = launched.run(flags, program, "--lr", "0.1")
     assert (code, err) == (0, "launch: restart 1 of 3: worker 1 was killed by SIGKILL\n")
     found = [note["arguments"] for note in launched.notes("worker1").values()]
-    assert sorted(found) == [["--lr", "0.1"], ["--lr", "0.1", "--resume"]]
+    assert sorted(found) == [["--lr", "0.1"], ["--lr", "0.1", "--resume", "auto"]]
     assert not launched.left()
 
 
