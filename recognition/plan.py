@@ -120,16 +120,27 @@ class Plan:
         )
 
     def _count_classes(self) -> int:
-        found, wanted = self.pipeline.num_classes, self.settings.num_classes
-        if wanted:
-            highest = int(self.pipeline.images_and_classes()[1].max())
-            if highest >= wanted:
-                raise ValueError(
-                    f"{self.pipeline.records.path}: it has the label {highest}, but there are to "
-                    f"be {wanted} classes, 0 to {wanted - 1}: mend --num-classes or the dataset"
-                )
-            return wanted
-        return found
+        path, found = self.pipeline.records.path, self.pipeline.num_classes
+        wanted = self.settings.num_classes or found
+        images_of = np.bincount(self.pipeline.images_and_classes()[1])
+        highest = len(images_of) - 1
+        if highest >= wanted:
+            raise ValueError(
+                f"{path}: it has the label {highest}, but there are to be {wanted} classes, 0 to "
+                f"{wanted - 1}: mend --num-classes or the dataset"
+            )
+        known = min(found, wanted)
+        seen = np.count_nonzero(images_of)
+        if seen == 1:
+            self.notes.append(f"warning: {path}: all images are of one class")
+        if seen < known:
+            self.notes.append(f"warning: {path}: {known - seen} of {known} classes have no image")
+        if wanted > found:
+            self.notes.append(
+                f"warning: num_classes is {wanted}, but {path} has {found} classes: the others "
+                "have no image"
+            )
+        return wanted
 
     def _splits_classes(self) -> bool:
         chosen = self.settings.class_parallel
@@ -176,20 +187,28 @@ class Plan:
 
     def _make_network(self) -> networks.Network:
         s = self.settings
+        sync_devices = len(self.contexts) if s.sync_bn else 1
         try:
-            return networks.create(
+            network = networks.create(
                 s.architecture,
                 s.embedding_size,
                 image_size=self.pipeline.image_size,
-                sync_devices=len(self.contexts) if s.sync_bn else 1,
+                sync_devices=sync_devices,
                 **s.network_options,
             )
+        except networks.ImageSizeError as error:
+            raise ValueError(f"--image-size: {error}") from None
         except mx.MXNetError as error:
-            height, width = self.pipeline.image_size
+            reason = str(error).strip().splitlines()[-1]
+            raise ValueError(f"--network {s.network} can't be made: {reason}") from None
+        is_single = s.per_batch_size * sync_devices == 1 and not s.freeze_backbone
+        if is_single and isinstance(network.head[-1], BatchNorm):
             raise ValueError(
-                f"--network {s.network} can't be made for images of {height}x{width}: "
-                f"{str(error).strip().splitlines()[-1]}"
-            ) from None
+                "--per-batch-size 1: the last layer normalizes each number over the images of a "
+                "device, and one image alone has no gradient: take 2 or more, or "
+                "--freeze-backbone to train class weights alone"
+            )
+        return network
 
     def _check_memory(
         self, symbol: mx.sym.Symbol, image_shape: tuple[int, int, int]

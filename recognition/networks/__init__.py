@@ -10,10 +10,11 @@ Images are (B, 3, H, W) pixels of 0 to 255, RGB; embeddings are (B, D).
 
 from dsoftmax.recognition.networks.factory import NETWORKS, create, initializer, names, options_of
 from dsoftmax.recognition.networks.files import load_parameters, save_model, to_symbol
-from dsoftmax.recognition.networks.network import Network
+from dsoftmax.recognition.networks.network import ImageSizeError, Network
 
 __all__ = [
     "NETWORKS",
+    "ImageSizeError",
     "Network",
     "create",
     "initializer",

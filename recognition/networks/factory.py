@@ -50,7 +50,7 @@ def create(name: str, embedding_size: int | None = None, **options) -> Network:
         Those of `NETWORKS`, named as insightface's configuration names them without ``net_``:
         ``se``, ``act``, ``unit``, ``input``, ``output`` (the head), ``multiplier``, ``blocks`` (of
         y1 and y2; the residual networks have ``units_per_stage``); and ``bn_momentum``,
-        ``dropout``, ``image_size`` (height and width that the head GDC is made for),
+        ``dropout``, ``image_size`` (height and width; a size it can't take is refused),
         ``sync_devices`` (the number of devices whose batches are normalized as one).
 
     Returns
@@ -121,5 +121,5 @@ def _make_parts(
     else:
         family = next(family for family, table in _FAMILIES.items() if name in table)
         features = family(norm, act, **own)
-    shape = feature_shape(features, image_size)
+    shape = feature_shape(name, features, image_size)
     return features, make_head(output, embedding_size, shape, norm, act, dropout)

@@ -876,6 +876,15 @@ class TestRefused:
             ({"sync_bn": True, "devices": "cpu:2"}, "--sync-bn is for GPUs"),
             ({"fp16_scale": 128}, "--fp16-scale is for GPUs"),
             ({"lr_schedule": "cosine", "max_steps": 0}, "needs an end"),
+            (
+                {"image_size": 16},
+                "--image-size: tiny can't take images of 16,16; the next size it takes is 17,17",
+            ),
+            (
+                {"image_size": 32, "network": "gluoncv:resnet18_v1b"},
+                "the next size it takes is 33,33",
+            ),
+            ({"per_batch_size": 1}, "--per-batch-size 1: the last layer normalizes"),
         ],
     )
     def test_before_the_first_step(self, flags, capsys, changes, message):
@@ -883,6 +892,33 @@ class TestRefused:
         err = capsys.readouterr().err
         assert message in err
         assert err.count("\n") == 1
+
+    def test_one_image_is_enough_where_it_is_learnt_from(self, flags, tmp_path):
+        """For class weights alone, and for a network that does not end in a BatchNorm."""
+        plain = tmp_path / "plain.py"
+        plain.write_text(
+            "from dsoftmax.recognition.config import *\nnetwork.tiny.net_output = 'H'\n"
+        )
+        for name, more in (("frozen", {"freeze_backbone": True}), ("plain", {"config": plain})):
+            plan.Plan(parse(flags(name, per_batch_size=1, **more)))
+
+    def test_odd_classes_are_told(self, flags, dataset, jpeg, tmp_path):
+        def warnings_of(folder, **changes):
+            notes = plan.Plan(parse(flags(data_dir=folder, target=None, **changes))).notes
+            return [note.split("train.rec", 1)[1] for note in notes if note.startswith("warning: ")]
+
+        assert warnings_of(dataset(COUNTS, "sound")[0]) == []
+        assert warnings_of(dataset((9,), "one")[0]) == [": all images are of one class"]
+        gaps = dataset((4, 0, 5, 0), "gaps")[0]
+        assert warnings_of(gaps) == [": 1 of 3 classes have no image"]
+        (gaps / "property").write_text("7,32,32\n")
+        assert warnings_of(gaps) == [": 5 of 7 classes have no image"]
+        assert warnings_of(gaps, num_classes=9) == [
+            ": 5 of 7 classes have no image",
+            " has 7 classes: the others have no image",
+        ]
+        assert warnings_of(gaps, num_classes=3) == [": 1 of 3 classes have no image"]
+        assert warnings_of(gaps, images_filter=2) == []
 
     def test_an_option_of_another_loss(self, flags, capsys):
         assert train.main(flags(loss="cosface", d=0.9)) == 2

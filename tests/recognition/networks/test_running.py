@@ -96,7 +96,9 @@ def test_heads_of_feature_maps_refuse_pooled_features():
 @pytest.mark.parametrize("stem", [0, 1, 2])
 def test_units_and_stems(unit, stem, images):
     pixels = as_pixels(images(2, 64))
-    network = networks.create("r18", unit=unit, input=stem, se=1, **SMALL)
+    network = networks.create(
+        "r18", unit=unit, input=stem, se=1, **{**SMALL, "image_size": (64, 64)}
+    )
     network.initialize(networks.initializer("r18"))
     assert network(pixels).shape == (2, 512)
     # 64 pixels, halved by four stages and perhaps by the stem
@@ -109,6 +111,65 @@ def test_tiny_takes_any_size(size, images):
     network = networks.create("tiny")
     network.initialize(networks.initializer("tiny"))
     assert network(as_pixels(images(2, *size))).shape == (2, 128)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "smallest"),
+    [
+        ("tiny", {}, 17),
+        ("y1", {}, 17),
+        ("y2", {}, 17),
+        ("r18", {}, 17),
+        ("r50v1", {}, 17),
+        ("r18", {"input": 0}, 33),  # its stem halves the image
+        ("gluoncv:mobilenet0.25", {}, 33),
+        ("gluoncv:alexnet", {}, 63),  # a pooling
+    ],
+)
+def test_images_too_small_are_refused(name, options, smallest, capfd):
+    for size in ((smallest - 1, smallest - 1), (112, smallest - 1), (1, 1)):
+        height, width = size
+        with pytest.raises(
+            networks.ImageSizeError,
+            match=f"can't take images of {height},{width}; the next size it takes is "
+            f"{smallest},{smallest}",
+        ):
+            networks.create(name, image_size=size, **options)
+    networks.create(name, image_size=(smallest, smallest), **options)
+    assert capfd.readouterr().err == ""
+
+
+SMALLEST = """
+import mxnet as mx
+from mxnet import autograd
+from dsoftmax.recognition import networks
+
+for name in ("tiny", "y1", "r18"):
+    network = networks.create(name, image_size=(17, 17))
+    network.initialize(networks.initializer(name))
+    pixels = mx.nd.random.uniform(0, 255, (8, 3, 17, 17))
+    network(pixels)
+    network.hybridize_for("cpu")
+    with autograd.record():
+        embeddings = network(pixels)
+    embeddings.backward(mx.nd.random.normal(shape=embeddings.shape))
+    mx.nd.waitall()
+"""
+
+
+def test_the_smallest_images_can_be_trained_on():
+    # A process of its own: smaller ones crash it on some CPUs.
+    subprocess.run([sys.executable, "-W", "ignore", "-c", SMALLEST], check=True, timeout=50)
+
+
+def test_networks_of_one_size_name_it():
+    with pytest.raises(networks.ImageSizeError, match="the smallest it takes is 32,32"):
+        networks.create("gluoncv:cifar_residualattentionnet56", image_size=(112, 112))
+
+
+def test_networks_of_several_outputs_are_refused():
+    with pytest.raises(ValueError, match="has several outputs"):
+        networks.create("gluoncv:nasnet_4_1056")
 
 
 @pytest.mark.parametrize("name", ["r18", "y1", "y2"])
