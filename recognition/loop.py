@@ -30,6 +30,7 @@ from dsoftmax.recognition.class_means import class_means
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.data.pipeline import Batch
 from dsoftmax.recognition.files import AtomicFile, clean_partial, explain_full_disk
+from dsoftmax.recognition.lock import RunLock
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.files import load_parameters, save_model
 from dsoftmax.recognition.options import Settings
@@ -62,10 +63,25 @@ class Run:
     def __init__(self, settings: Settings, group: Group = ALONE):
         self.settings = settings
         self.group = group
+        self._lock = RunLock(settings.folder) if group.is_first else None
+        try:
+            self._prepare()
+        except BaseException:
+            self._release()
+            raise
+
+    def _release(self) -> None:
+        if self._lock:
+            self._lock.release()
+
+    def _prepare(self) -> None:
+        settings, group = self.settings, self.group
         self.plan = plan = Plan(settings, group)
         self.contexts, self.pipeline = plan.contexts, plan.pipeline
         self.batch_size = plan.batch_size
         self.notes = plan.notes  # for the log, once there is one
+        if self._lock and self._lock.warning:
+            self.notes.append(self._lock.warning)
         self._network = plan.network
         self.trained = self._build()
         self.step = 0
@@ -246,6 +262,7 @@ class Run:
             for number, handler in previous.items():
                 signal.signal(number, handler)
             self.log.close()
+            self._release()
         return self._stopped_by
 
     def _remember_signal(self, number: int, _) -> None:
@@ -419,6 +436,7 @@ class Run:
         results = []
         for pack in self.plan.packs:
             if self._signal:  # who sent it may not wait for long
+                self.log.say("verification is put off until --resume")
                 break
             results.append(self._verify_on(pack))
         self.log.say(f"infer time {time.perf_counter() - started:f}")

@@ -6,6 +6,7 @@ import os
 import random
 import re
 import signal
+import socket
 import struct
 import subprocess
 import sys
@@ -17,7 +18,8 @@ import numpy as np
 import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
-from dsoftmax.recognition import checkpoint, loop, memory, plan, states, train
+from dsoftmax.losses.groups import Group
+from dsoftmax.recognition import checkpoint, lock, loop, memory, plan, states, train
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.options import parse
