@@ -21,6 +21,7 @@ from dsoftmax.recognition.devices import usable_contexts
 from dsoftmax.recognition.log import import_mxboard
 from dsoftmax.recognition.networks.files import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
+from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.options import AUTO, MANY_CLASSES, MUST, Settings
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.schedule import learning_rate
