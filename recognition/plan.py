@@ -25,7 +25,7 @@ from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.options import AUTO, MANY_CLASSES, MUST, Settings
 from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.schedule import learning_rate
-from dsoftmax.recognition.states import list_states, read_facts
+from dsoftmax.recognition.states import is_whole, list_states, read_facts
 from dsoftmax.tools.measuring import available_bytes
 
 
@@ -258,17 +258,17 @@ class Plan:
                 f"{folder} holds the states of an earlier run: go on with it by --resume, or give "
                 "this one another name by --extra-model-name"
             )
-        if states:
-            self._check_classes(states[0])
+        whole = next(filter(is_whole, states), None)
+        if whole:
+            self._check_classes(whole)
+        if states:  # which of them is sound is found out when it is loaded
             return
         # A run saves its first state before its first model: these states were lost.
-        damaged = glob.glob(os.path.join(glob.escape(self.states), "state-*[0-9]"))
-        for kind, found in (("models", self._find_models()), ("damaged states", damaged)):
-            if found:
-                raise FileExistsError(
-                    f"{folder} holds {kind}, but no state to go on from: give this run another "
-                    "name by --extra-model-name, or another --models-root"
-                )
+        if self._find_models():
+            raise FileExistsError(
+                f"{folder} holds models, but no state to go on from: give this run another name by "
+                "--extra-model-name, or another --models-root"
+            )
         if resume == MUST:
             raise FileNotFoundError(
                 f"--resume: there is no state in {self.states}: mend --models-root or what names "
