@@ -15,7 +15,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
-from dsoftmax.recognition.progress import progress
+from dsoftmax.recognition.common.progress import progress
 
 BLOCK_BYTES = 128 << 20  # of scores
 

@@ -7,9 +7,9 @@ from typing import Callable, Iterator, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.eval.models import Embed
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.images import ImageError
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.progress import progress
 
 
 class Embedded(NamedTuple):

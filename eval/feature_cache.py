@@ -18,8 +18,8 @@ import numpy as np
 
 from dsoftmax.eval.embed import embed_batches
 from dsoftmax.eval.models import Embed
+from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data.images import ImageError
-from dsoftmax.recognition.files import AtomicFile
 
 SECONDS_BETWEEN_SAVES = 20.0
 

@@ -27,9 +27,7 @@ import numpy as np
 
 from dsoftmax.eval import metrics, plots, templates
 from dsoftmax.eval.feature_cache import Features, cached_features
-from dsoftmax.recognition.data.images import align, decode
-from dsoftmax.recognition.files import AtomicFile
-from dsoftmax.tools.cli import (
+from dsoftmax.recognition.common.cli import (
     add_json_flag,
     command,
     default_threads,
@@ -37,12 +35,14 @@ from dsoftmax.tools.cli import (
     print_json,
     some_of,
 )
-from dsoftmax.tools.preflight import check_mxnet
+from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.preflight import check_mxnet
+from dsoftmax.recognition.data.images import align, decode
 
 check_mxnet()
 
 from dsoftmax.eval.models import load_model, parse_models  # noqa: E402
-from dsoftmax.recognition.devices import gpu_contexts  # noqa: E402
+from dsoftmax.recognition.common.devices import gpu_contexts  # noqa: E402
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 PAPER_FARS = (1e-1, 1e-2, 1e-3, 1e-4)

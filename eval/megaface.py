@@ -43,15 +43,21 @@ from dsoftmax.eval.megaface_features import (
     write_cleaned,
     write_feature,
 )
+from dsoftmax.recognition.common.cli import (
+    add_json_flag,
+    command,
+    default_threads,
+    print_json,
+    some_of,
+)
+from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.preflight import check_mxnet
 from dsoftmax.recognition.data.images import decode, fit
-from dsoftmax.recognition.files import AtomicFile
-from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json, some_of
-from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
 
 from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models  # noqa: E402
-from dsoftmax.recognition.devices import gpu_contexts  # noqa: E402
+from dsoftmax.recognition.common.devices import gpu_contexts  # noqa: E402
 
 SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 FARS = (1e-6, 1e-5, 1e-4)

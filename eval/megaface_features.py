@@ -12,8 +12,8 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.eval import metrics
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.progress import progress
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
 
 NOISE = 100.0  # in the additional dimension
 JITTER = 0.001  # noisy probes of one identity must not be the same point

@@ -26,8 +26,8 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import PercentFormatter
 
 from dsoftmax.eval import metrics
-from dsoftmax.recognition.files import AtomicFile
-from dsoftmax.tools.cli import command
+from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.files import AtomicFile
 
 FORMATS = ("png", "pdf", "svg")
 # Told apart when printed in grey, too: by the kind of line beside the colour.

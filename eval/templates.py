@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.progress import progress
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
 
 ROWS_PER_BLOCK = 8192
 PAIRS_PER_BLOCK = 1024  # what two threads work on stays in their caches

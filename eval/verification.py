@@ -25,10 +25,7 @@ import numpy as np
 
 from dsoftmax.eval import metrics, plots
 from dsoftmax.eval.embed import embed_batches
-from dsoftmax.recognition.data.images import encode, fit
-from dsoftmax.recognition.data.packs import Pack, read_pack
-from dsoftmax.recognition.files import AtomicFile
-from dsoftmax.tools.cli import (
+from dsoftmax.recognition.common.cli import (
     add_json_flag,
     command,
     default_threads,
@@ -36,13 +33,16 @@ from dsoftmax.tools.cli import (
     print_json,
     some_of,
 )
+from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.preflight import check_mxnet
+from dsoftmax.recognition.data.images import encode, fit
+from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.tools.pairs2bin import draw_pairs, make_pack, read_pairs
-from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
 
 from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models  # noqa: E402
-from dsoftmax.recognition.devices import gpu_contexts  # noqa: E402
+from dsoftmax.recognition.common.devices import gpu_contexts  # noqa: E402
 
 TARGETS = "lfw,cfp_ff,cfp_fp,agedb_30"
 VAL_FAR = 1e-3

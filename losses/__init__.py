@@ -7,7 +7,7 @@ log-sum-exp of the scaled cosines with its negatives, n. Which negatives, where 
 live, and how much memory n may take are independent choices.
 """
 
-from dsoftmax.tools.preflight import check_mxnet
+from dsoftmax.recognition.common.preflight import check_mxnet
 
 check_mxnet()
 

@@ -16,7 +16,7 @@ from dsoftmax.losses.servers import ServerStore, ServerTrainer
 from dsoftmax.losses.step import Step, StepInputs
 from dsoftmax.losses.stores import LARGEST_ARRAY, ClassStore
 from dsoftmax.losses.trainer import HeadTrainer, StaleGradientError
-from dsoftmax.recognition.arrays import save_arrays
+from dsoftmax.recognition.common.arrays import save_arrays
 
 CLASS_WEIGHT = "class_weight"  # what `save_parameters` calls them
 SUPERSEDED_STEPS = 4  # watched for a backward pass that comes too late

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import mxnet as mx
 
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.common.files import AtomicFile
 
 SOURCE = Path(__file__).with_name("operators.cc")
 # No -ffast-math: linked into a library, it changes the arithmetic of the whole process.

@@ -11,11 +11,12 @@ import mxnet as mx
 
 from dsoftmax.losses import criteria
 from dsoftmax.losses.forest import ForestClasses
-from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.head import Head
 from dsoftmax.losses.samplers import AllClasses, RandomClasses, RandomRows
-from dsoftmax.losses.servers import ServerGroup, ServerStore
+from dsoftmax.losses.servers import ServerStore
 from dsoftmax.losses.stores import ClassStore
+from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.distributed.parameter_server.worker import ServerGroup
 
 # The options of each choice of negatives, and their defaults.
 NEGATIVES = {

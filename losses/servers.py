@@ -1,8 +1,8 @@
 """Class weights on MXNet's parameter servers, and the group of its workers.
 
-The servers (`dsoftmax.recognition.server`) hold weights and momenta in their memory and update them
-themselves. A worker pulls the rows that a step uses of its share of the classes, and pushes their
-gradients. Rows are split over keys of less than 2^31 bytes, and by MXNet over the servers.
+The servers hold weights and momenta in their memory and update them themselves. A worker pulls the
+rows that a step uses of its share of the classes, and pushes their gradients. Rows are split over
+keys of less than 2^31 bytes, and by MXNet over the servers.
 
 What MXNet does not forgive is kept here: rows are pushed sorted, distinct and within the key; all
 workers push each key once a step; a key is used again only when what was sent and asked for before
@@ -12,148 +12,25 @@ something new.
 
 from __future__ import annotations
 
-import atexit
 import contextlib
-import ctypes
-import json
-import os
-import socket
-import sys
 from typing import TYPE_CHECKING, Any, Iterator
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
-from mxnet.base import _LIB, check_call
 
-from dsoftmax.losses.groups import Group
 from dsoftmax.losses.kernels import take_rows
 from dsoftmax.losses.stores import CARRIED_AT_ONCE, INITIALIZED_AT_ONCE, ClassStore, Shard
 from dsoftmax.losses.trainer import HeadTrainer
+from dsoftmax.recognition.common.distributed.parameter_server.keys import (
+    LARGEST_KEY,
+    momenta_key,
+    weights_key,
+)
+from dsoftmax.recognition.common.distributed.parameter_server.worker import ServerGroup
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
-
-FIRST_CLASS_KEY = 1 << 20  # those below are sums over workers
-LARGEST_KEY = (1 << 31) - 1  # bytes of an array that MXNet's servers take
-COMMAND = 0
-
-
-def _weights(number: int) -> int:
-    """Return the key of the weights of a range of classes."""
-    return FIRST_CLASS_KEY + 2 * _servers() * number
-
-
-def _momenta(number: int) -> int:
-    """Return the key of their momenta.
-
-    A small array is on one server, by its key modulo the number of servers: the same one's.
-    """
-    return _weights(number) + _servers()
-
-
-def weights_of_momenta(key: int) -> int | None:
-    """Return the key of the weights whose momenta have this key; None if it is not one of those."""
-    pair, is_momenta = divmod((key - FIRST_CLASS_KEY) // _servers(), 2)
-    return _weights(pair) if is_momenta else None
-
-
-def _servers() -> int:
-    return int(os.environ["DMLC_NUM_SERVER"])
-
-
-def choose_address() -> None:
-    """Have MXNet listen where the scheduler is reached from, unless it was told where.
-
-    By itself it takes the first network of a host, which may be Docker's, and waits for ever.
-    """
-    if not {"DMLC_NODE_HOST", "DMLC_INTERFACE"} & set(os.environ):
-        scheduler = os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"])
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:  # nothing is sent
-            probe.connect(scheduler)
-            os.environ["DMLC_NODE_HOST"] = probe.getsockname()[0]
-
-
-class ServerGroup(Group):
-    """The workers of a job on MXNet's parameter server.
-
-    The environment tells how to meet, as `tools/launch.py` sets it. The rank is that of
-    ``DSOFTMAX_RANK``, so that a restarted job has its first process where it was before, or else
-    the one the scheduler deals out.
-    """
-
-    def __init__(self):
-        choose_address()
-        self.kv = mx.kv.create("dist_sync")
-        self.is_open = True
-        # This also keeps the store alive: its destructor waits for all other workers to leave.
-        atexit.register(self._fail)
-        self.size = self.kv.num_workers
-        self.rank = int(os.environ.get("DSOFTMAX_RANK", self.kv.rank))
-        self._keys: dict[tuple, int] = {}
-        self.ranges_of_classes = 0  # that have keys
-        if self.is_first:
-            self.tell_servers({})  # they begin to work when they are told something
-        self.barrier()
-        self._check_ranks()
-
-    def _check_ranks(self) -> None:
-        known = np.zeros(self.size, np.float32)
-        if 0 <= self.rank < self.size:
-            known[self.rank] = 1
-        if (self.sum("ranks", nd.array(known)).asnumpy() != 1).any():
-            raise ValueError(
-                f"DSOFTMAX_RANK must be another number from 0 to {self.size - 1} for each worker"
-            )
-
-    def sum_arrays(self, name: str, arrays: list[nd.NDArray]) -> list[nd.NDArray]:
-        """Return the sums over all workers of some arrays, each on its array's context."""
-        if self.size == 1:
-            return arrays
-        keys = [self._key(name, place, array) for place, array in enumerate(arrays)]
-        for key, array in zip(keys, arrays):
-            self.kv.push(key, array)
-        sums = [nd.empty(array.shape, array.context, array.dtype) for array in arrays]
-        for key, total in zip(keys, sums):
-            self.kv.pull(key, out=total)
-        for total in sums:
-            total.wait_to_read()
-        return sums
-
-    def _key(self, name: str, place: int, array: nd.NDArray) -> int:
-        """Return the key of an array of this name and shape; all workers count alike."""
-        described = (name, place, array.shape, np.dtype(array.dtype).name)
-        if described not in self._keys:
-            if array.size * 4 > LARGEST_KEY:
-                raise ValueError(f"{name}: an array of shape {array.shape} is too large to be sent")
-            self._keys[described] = len(self._keys)
-            self.kv.init(self._keys[described], nd.zeros(array.shape, dtype=array.dtype))
-        return self._keys[described]
-
-    def barrier(self) -> None:
-        """Wait until all workers are here and nothing they sent is on its way."""
-        nd.waitall()
-        self.kv._barrier()
-
-    def tell_servers(self, told: dict[str, Any]) -> None:
-        """Change how servers treat what is pushed from now on; for the first worker to call."""
-        nd.waitall()  # what is on its way was meant as before
-        self.kv._send_command_to_servers(COMMAND, json.dumps(told))
-
-    def close(self) -> None:
-        """Let the servers go, when all workers do: a store that is left open keeps them waiting."""
-        self.barrier()
-        check_call(_LIB.MXKVStoreFree(self.kv.handle))
-        self.kv.handle = ctypes.c_void_p()
-        self.is_open = False
-        atexit.unregister(self._fail)
-
-    def _fail(self) -> None:
-        """End a process that did not `close`, with an exit code that has the others stopped."""
-        print("this worker ends without close(), while others count on it", file=sys.stderr)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(1)
 
 
 class ServerShard(Shard):
@@ -210,10 +87,10 @@ class ServerStore(ClassStore):
         self._first_range = group.ranges_of_classes
         group.ranges_of_classes += len(self._key_borders) - 1
         for number, start, stop in self._key_ranges():
-            for key in (_weights(number), _momenta(number)):
+            for key in (weights_key(number), momenta_key(number)):
                 self._create(key, stop - start)
             # The servers get to know the array of momenta when they are sent nothing for it.
-            self._push_rows(_momenta(number), stop - start, np.empty(0, np.int64), None)
+            self._push_rows(momenta_key(number), stop - start, np.empty(0, np.int64), None)
         group.barrier()
 
     def _make_shard(self, start: int, stop: int, device: mx.Context, on_host: bool) -> Shard:
@@ -247,21 +124,21 @@ class ServerStore(ClassStore):
 
         Of what the others give only the length counts.
         """
-        self._write_rows(_weights, start, rows)
+        self._write_rows(weights_key, start, rows)
 
     def fill(self, rows: np.ndarray | None, kind=None) -> None:
-        """Set the weights of all classes, or `_momenta`, from the first worker's rows, (K, D)."""
+        """Set the weights of all classes, or the momenta, from the first worker's rows, (K, D)."""
         with self._assigning():
             for start in range(0, self.shape[0], CARRIED_AT_ONCE):
                 stop = min(start + CARRIED_AT_ONCE, self.shape[0])
                 block = rows[start:stop] if self.group.is_first else range(start, stop)
-                self._write_rows(kind or _weights, start, block)
+                self._write_rows(kind or weights_key, start, block)
 
     def blocks(self, kind=None) -> Iterator[np.ndarray]:
-        """Yield the weights of all classes, or `_momenta`, numpy (some, D), from class 0 on."""
+        """Yield the weights of all classes, or `momenta_key`, numpy (some, D), from class 0 on."""
         for start in range(0, self.shape[0], CARRIED_AT_ONCE):
             stop = min(start + CARRIED_AT_ONCE, self.shape[0])
-            yield self.pull(np.arange(start, stop), kind or _weights).asnumpy()
+            yield self.pull(np.arange(start, stop), kind or weights_key).asnumpy()
 
     @contextlib.contextmanager
     def _assigning(self) -> Iterator[None]:
@@ -299,7 +176,7 @@ class ServerStore(ClassStore):
                 continue
             found = nd.sparse.zeros("row_sparse", (last - first, self.shape[1]))
             rows = nd.from_numpy(classes[low:high] - first, zero_copy=False)
-            self.group.kv.row_sparse_pull((kind or _weights)(number), out=found, row_ids=rows)
+            self.group.kv.row_sparse_pull((kind or weights_key)(number), out=found, row_ids=rows)
             parts.append(found.data)
         if not parts:
             return nd.zeros((0, self.shape[1]))
@@ -315,7 +192,7 @@ class ServerStore(ClassStore):
         for number, first, last in self._key_ranges():
             low, high = np.searchsorted(classes, (first, last))
             values = None if low == high else gradients[low:high]
-            self._push_rows(_weights(number), last - first, classes[low:high] - first, values)
+            self._push_rows(weights_key(number), last - first, classes[low:high] - first, values)
 
     def _settle(self) -> None:
         """Wait until the servers have all that was pushed."""
@@ -384,8 +261,8 @@ class ServerTrainer(HeadTrainer):
         store.push(classes[order], take_rows(nd.concat(*copies, dim=0), order))
 
     def _read_states(self) -> list[Iterator[np.ndarray]]:
-        return [self._head.store.blocks(_momenta)] if self._number_of_states() else []
+        return [self._head.store.blocks(momenta_key)] if self._number_of_states() else []
 
     def _write_states(self, arrays: list[np.ndarray]) -> None:
         if self._number_of_states():
-            self._head.store.fill(arrays[0] if arrays else None, _momenta)
+            self._head.store.fill(arrays[0] if arrays else None, momenta_key)

@@ -12,8 +12,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.kernels import take_rows
+from dsoftmax.recognition.common.distributed.group import ALONE, Group
 
 INITIALIZED_AT_ONCE = 1 << 16  # classes
 CARRIED_AT_ONCE = 1 << 14  # classes, between processes

@@ -11,7 +11,7 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, set_rows, take_rows
-from dsoftmax.recognition.arrays import Blocks, save_arrays
+from dsoftmax.recognition.common.arrays import Blocks, save_arrays
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head

@@ -10,8 +10,8 @@ from mxnet import autograd, nd
 from mxnet.gluon import Trainer
 from mxnet.gluon.utils import clip_global_norm
 
-from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.kernels import from_numpy
+from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.networks import Network
 
 

@@ -13,12 +13,12 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.losses.head import Head
 from dsoftmax.losses.trainer import HeadTrainer
-from dsoftmax.recognition.arrays import size_of, write_arrays
 from dsoftmax.recognition.backbone import Backbone
-from dsoftmax.recognition.files import atomic_folder, explain_full_disk
+from dsoftmax.recognition.common.arrays import size_of, write_arrays
+from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.files import atomic_folder, explain_full_disk
 from dsoftmax.recognition.states import (
     StateWriter,
     choose_state,

@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 from tqdm import tqdm
 
 from dsoftmax.eval import plots
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.common.files import AtomicFile
 
 METRICS = (
     "step",

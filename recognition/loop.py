@@ -16,7 +16,6 @@ from mxnet import autograd
 
 from dsoftmax import losses
 from dsoftmax.eval.verification import Verification, evaluate
-from dsoftmax.losses.groups import ALONE, Group
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import (
@@ -27,9 +26,10 @@ from dsoftmax.recognition.checkpoint import (
     save_state,
 )
 from dsoftmax.recognition.class_means import class_means
+from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.data.pipeline import Batch
-from dsoftmax.recognition.files import AtomicFile, clean_partial, explain_full_disk
 from dsoftmax.recognition.lock import RunLock
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.files import load_parameters, save_model

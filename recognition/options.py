@@ -21,10 +21,10 @@ from dsoftmax import losses
 from dsoftmax.losses.presets import STORES
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition import networks
-from dsoftmax.recognition.memory import sampled_share
+from dsoftmax.recognition.common.cli import default_threads, image_size, rate
+from dsoftmax.recognition.estimate import sampled_share
 from dsoftmax.recognition.networks.zoo import PREFIX as GLUONCV
 from dsoftmax.recognition.schedule import MODES
-from dsoftmax.tools.cli import default_threads, image_size, rate
 
 MARGIN_SOFTMAX = "margin_softmax"
 FP16_SCALE = 128.0  # where a configuration says fp16 and no flag says more

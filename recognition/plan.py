@@ -11,22 +11,22 @@ import zlib
 import mxnet as mx
 import numpy as np
 
-from dsoftmax.losses.groups import ALONE, Group
-from dsoftmax.recognition import memory, networks
+from dsoftmax.recognition import estimate, networks
+from dsoftmax.recognition.common.devices import usable_contexts
+from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.memory import available_bytes
+from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.data.augment import Augmentation
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.pipeline import Pipeline
 from dsoftmax.recognition.data.records import Records
-from dsoftmax.recognition.devices import usable_contexts
 from dsoftmax.recognition.log import import_mxboard
 from dsoftmax.recognition.networks.files import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.options import AUTO, MANY_CLASSES, MUST, Settings
-from dsoftmax.recognition.parallel import map_ordered
 from dsoftmax.recognition.schedule import learning_rate
 from dsoftmax.recognition.states import is_whole, list_states, read_facts
-from dsoftmax.tools.measuring import available_bytes
 
 
 class Plan:
@@ -55,7 +55,7 @@ class Plan:
         Without parameters yet.
     flops : int
         Of the network, for one image.
-    memory : memory.Estimate
+    memory : estimate.Estimate
         Of a device.
     states : str
         The folder of saved states.
@@ -213,11 +213,11 @@ class Plan:
 
     def _check_memory(
         self, symbol: mx.sym.Symbol, image_shape: tuple[int, int, int]
-    ) -> memory.Estimate:
+    ) -> estimate.Estimate:
         """Return what a device will hold, if all of it fits."""
         s = self.settings
         options = dict(s.loss_options)
-        share = memory.sampled_share(options.pop("preset"), options)
+        share = estimate.sampled_share(options.pop("preset"), options)
         head = {
             "num_classes": self.num_classes,
             "embedding_size": s.embedding_size,
@@ -230,24 +230,24 @@ class Plan:
             "momentum": s.mom,
         }
         if s.store == "server":
-            held = memory.estimate_servers(head) / 1e9
+            held = estimate.of_servers(head) / 1e9
             self.notes.append(f"the servers will hold {held:.2f} GB of class weights, all together")
-        estimate = memory.estimate_device(symbol, image_shape, s.per_batch_size, head)
+        of_device = estimate.of_device(symbol, image_shape, s.per_batch_size, head)
         first = self.contexts[0]
         if first.device_type == "cpu":  # all contexts and the host share one memory
             others = len(self.contexts) - 1
-            whole = memory.Estimate(
+            whole = estimate.Estimate(
                 *(
                     value * (1 + others * (name != "classes" or self.is_class_parallel))
-                    for name, value in estimate._asdict().items()
+                    for name, value in of_device._asdict().items()
                 )
             )
-            whole = whole._replace(classes=whole.classes + memory.estimate_host(head))
-            memory.check_fits(whole, available_bytes(), "this machine", bool(share))
+            whole = whole._replace(classes=whole.classes + estimate.of_host(head))
+            estimate.check_fits(whole, available_bytes(), "this machine", bool(share))
         else:
             free, _ = mx.context.gpu_memory_info(first.device_id)
-            memory.check_fits(estimate, free, str(first), bool(share))
-        return estimate
+            estimate.check_fits(of_device, free, str(first), bool(share))
+        return of_device
 
     def _check_folder(self) -> None:
         """Refuse to overwrite what others have left, or to resume nothing."""

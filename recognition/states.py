@@ -24,7 +24,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 
-from dsoftmax.recognition.files import AtomicFile, FullDiskError
+from dsoftmax.recognition.common.files import AtomicFile, FullDiskError
 
 FORMAT = 1
 FILES = ("backbone.params", "momenta.params", "classes.npy", "head.states")

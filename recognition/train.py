@@ -8,14 +8,15 @@ from __future__ import annotations
 import json
 import sys
 
-from dsoftmax.recognition import server
-from dsoftmax.tools.cli import command
+from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.distributed.parameter_server import server
+from dsoftmax.recognition.common.distributed.role import is_worker
 
-if __name__ == "__main__" and not server.is_worker():
+if __name__ == "__main__" and not is_worker():
     server.serve()  # without all that only workers need
     sys.exit()
 
-from dsoftmax.recognition import processes
+from dsoftmax.recognition.common.distributed import job
 from dsoftmax.recognition.loop import Run
 from dsoftmax.recognition.networks.flops import format_flops
 from dsoftmax.recognition.options import parse
@@ -25,7 +26,7 @@ from dsoftmax.recognition.options import parse
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     settings = parse(argv)
-    group = processes.join(settings.kvstore)
+    group = job.join(settings.kvstore)
     run = Run(settings, group)
     if group.is_first:
         describe(run)
@@ -57,4 +58,4 @@ def describe(run: Run) -> None:
 
 
 if __name__ == "__main__":
-    processes.run(main)
+    job.run(main)

@@ -10,7 +10,7 @@ MODULES = [
     "dsoftmax.losses.criteria",
     "dsoftmax.losses.log_sum_exp",
     "dsoftmax.losses.presets",
-    "dsoftmax.recognition.files",
+    "dsoftmax.recognition.common.files",
     "dsoftmax.recognition.data.records",
     "dsoftmax.recognition.data.pipeline",
     "dsoftmax.recognition.networks.factory",

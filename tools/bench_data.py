@@ -22,13 +22,13 @@ from typing import Callable, Iterator
 
 import numpy as np
 
+from dsoftmax.recognition.common.cli import add_json_flag, command, default_threads, print_json
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.preflight import check_mxnet
 from dsoftmax.recognition.data.images import decode
 from dsoftmax.recognition.data.pipeline import Pipeline
 from dsoftmax.recognition.data.records import Records, RecordWriter
 from dsoftmax.recognition.data.synthetic import make_dataset
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json
-from dsoftmax.tools.preflight import check_mxnet
 
 check_mxnet()
 

@@ -25,10 +25,12 @@ from typing import IO, TYPE_CHECKING, Any, Callable, Sequence
 import numpy as np
 from mxnet import nd
 
-from dsoftmax.losses.groups import Group
-from dsoftmax.recognition import processes, server
-from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.measuring import Apart, available_bytes
+from dsoftmax.recognition.common.distributed import job
+from dsoftmax.recognition.common.distributed.group import Group
+from dsoftmax.recognition.common.distributed.parameter_server import server
+from dsoftmax.recognition.common.memory import available_bytes
+from dsoftmax.recognition.common.progress import progress
+from dsoftmax.tools.benchmarks.measuring import Apart
 
 if TYPE_CHECKING:
     from dsoftmax.tools.bench_loss import Bench, Contender
@@ -71,7 +73,7 @@ def work(make: Callable[[Group], Bench]) -> None:
         Makes the bench of this worker, given the group.
     """
     with _meet() as talk:
-        worker = Worker(make(processes.join("dist_sync")))
+        worker = Worker(make(job.join("dist_sync")))
         print(json.dumps(None), file=talk, flush=True)
         for method in talk:
             print(json.dumps(getattr(worker, method.strip())()), file=talk, flush=True)

@@ -23,15 +23,14 @@ import numpy as np
 
 from dsoftmax.eval import metrics, plots, templates
 from dsoftmax.eval.distractors import BLOCK_BYTES, rank_distractors
-from dsoftmax.tools.cli import add_json_flag, command, print_json
-from dsoftmax.tools.measuring import (
-    Apart,
+from dsoftmax.recognition.common.cli import add_json_flag, command, print_json
+from dsoftmax.recognition.common.memory import (
     available_bytes,
-    describe_machine,
     forget_peak,
     peak_bytes,
     resident_bytes,
 )
+from dsoftmax.tools.benchmarks.measuring import Apart, describe_machine
 
 SIZES = (10, 100, 1_000, 10_000, 100_000)
 ROWS_PER_DRAW = 20_000

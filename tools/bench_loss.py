@@ -29,24 +29,24 @@ from typing import Any
 import numpy as np
 
 from dsoftmax.eval import plots
-from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import add_json_flag, command, print_json, rate
-from dsoftmax.tools.measuring import (
-    Apart,
+from dsoftmax.recognition.common.cli import add_json_flag, command, print_json, rate
+from dsoftmax.recognition.common.memory import (
     available_bytes,
-    describe_machine,
     forget_peak,
     peak_bytes,
     resident_bytes,
 )
-from dsoftmax.tools.preflight import check_mxnet
+from dsoftmax.recognition.common.preflight import check_mxnet
+from dsoftmax.recognition.common.progress import progress
+from dsoftmax.tools.benchmarks.measuring import Apart, describe_machine
 
 check_mxnet()
 
-from dsoftmax.recognition import processes, server  # noqa: E402
+from dsoftmax.recognition.common.distributed import job  # noqa: E402
+from dsoftmax.recognition.common.distributed.role import is_worker  # noqa: E402
 from dsoftmax.tools import bench_distributed  # noqa: E402
 
-if __name__ == "__main__" and bench_distributed.is_in_job() and not server.is_worker():
+if __name__ == "__main__" and bench_distributed.is_in_job() and not is_worker():
     bench_distributed.serve()  # without all that only workers need
     sys.exit()
 
@@ -55,9 +55,9 @@ from mxnet import autograd, nd  # noqa: E402
 
 from dsoftmax import losses  # noqa: E402
 from dsoftmax.losses import operators  # noqa: E402
-from dsoftmax.losses.groups import ALONE, Group  # noqa: E402
 from dsoftmax.losses.presets import NEGATIVES, PRESETS  # noqa: E402
-from dsoftmax.recognition.devices import contexts  # noqa: E402
+from dsoftmax.recognition.common.devices import contexts  # noqa: E402
+from dsoftmax.recognition.common.distributed.group import ALONE, Group  # noqa: E402
 
 # Seconds a step of the paper's Table 3: the loss layer, and the whole model.
 PAPER = {
@@ -619,4 +619,4 @@ def main(argv: list[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    processes.leave(main())
+    job.leave(main())

@@ -17,9 +17,9 @@ from typing import Any, Callable
 
 import numpy as np
 
-from dsoftmax.tools.cli import add_json_flag, command, image_size, print_json
-from dsoftmax.tools.measuring import describe_machine
-from dsoftmax.tools.preflight import check_mxnet
+from dsoftmax.recognition.common.cli import add_json_flag, command, image_size, print_json
+from dsoftmax.recognition.common.preflight import check_mxnet
+from dsoftmax.tools.benchmarks.measuring import describe_machine
 
 check_mxnet()
 
@@ -29,7 +29,7 @@ from mxnet import autograd, nd  # noqa: E402
 from dsoftmax import losses  # noqa: E402
 from dsoftmax.recognition import networks  # noqa: E402
 from dsoftmax.recognition.backbone import Backbone  # noqa: E402
-from dsoftmax.recognition.devices import usable_contexts  # noqa: E402
+from dsoftmax.recognition.common.devices import usable_contexts  # noqa: E402
 
 SCALE = 64.0
 SGD = {"learning_rate": 0.01, "momentum": 0.9, "wd": 5e-4}

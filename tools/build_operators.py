@@ -11,8 +11,8 @@ import argparse
 import subprocess
 import sys
 
-from dsoftmax.tools.cli import command
-from dsoftmax.tools.preflight import check_mxnet
+from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.preflight import check_mxnet
 
 check_mxnet()
 

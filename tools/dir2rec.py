@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsoftmax.recognition.common.cli import command, default_threads, image_size, some_of
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.images import JPEG_QUALITY, ImageError, align, decode, encode, fit
 from dsoftmax.recognition.data.records import RecordWriter
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import command, default_threads, image_size, some_of
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
 

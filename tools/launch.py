@@ -27,8 +27,8 @@ from collections import deque
 from multiprocessing.connection import wait
 from typing import IO, Callable, NamedTuple, Sequence
 
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.tools.cli import command
+from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.parallel import map_ordered
 
 LOCAL = ("localhost", "127.0.0.1")
 REFUSED = (2, 126, 127)  # bad flags or data, a command that can't be run: it would fail again

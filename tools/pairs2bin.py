@@ -27,11 +27,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsoftmax.recognition.common.cli import command, default_threads, image_size, some_of
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.images import ImageError
 from dsoftmax.recognition.data.packs import Pack, write_pack
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import command, default_threads, image_size, some_of
 from dsoftmax.tools.dir2rec import EXTENSIONS, Source, load_image, scan_folder
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "same": True, "different": False}

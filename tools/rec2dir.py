@@ -13,10 +13,10 @@ import sys
 
 import numpy as np
 
+from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.files import atomic_folder
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.records import Records
-from dsoftmax.recognition.files import atomic_folder
-from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import command
 
 
 def unpack(records: Records, output: str, min_images: int = 1) -> dict[str, int]:

@@ -14,12 +14,18 @@ from typing import Any
 import numpy as np
 
 from dsoftmax.eval import plots
+from dsoftmax.recognition.common.cli import (
+    add_json_flag,
+    command,
+    default_threads,
+    print_json,
+    some_of,
+)
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import RecordError
 from dsoftmax.recognition.data.records import Records, rebuild_index
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import add_json_flag, command, default_threads, print_json, some_of
 
 IMAGES_PER_TASK = 64
 

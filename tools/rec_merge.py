@@ -21,10 +21,10 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.eval.metrics import normalized
+from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.records import Records, RecordWriter
-from dsoftmax.recognition.files import AtomicFile
-from dsoftmax.recognition.progress import progress
-from dsoftmax.tools.cli import command
 
 ROWS_PER_BLOCK = 4096
 

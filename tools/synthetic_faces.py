@@ -12,8 +12,8 @@ from __future__ import annotations
 import argparse
 import sys
 
+from dsoftmax.recognition.common.cli import command, default_threads
 from dsoftmax.recognition.data.synthetic import make_dataset
-from dsoftmax.tools.cli import command, default_threads
 
 
 def build_parser() -> argparse.ArgumentParser:

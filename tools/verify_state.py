@@ -11,9 +11,9 @@ import os
 import sys
 from typing import Any, Callable
 
-from dsoftmax.recognition.progress import progress
+from dsoftmax.recognition.common.cli import add_json_flag, command, print_json, some_of
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.states import DESCRIPTION, FILES, UnknownFormatError, check_state
-from dsoftmax.tools.cli import add_json_flag, command, print_json, some_of
 
 
 def find_states(folder: str) -> list[str]:

@@ -3,6 +3,6 @@
 Nothing here needs MXNet.
 """
 
-from dsoftmax.tools.preflight import check_opencv
+from dsoftmax.recognition.common.preflight import check_opencv
 
 check_opencv()

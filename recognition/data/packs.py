@@ -14,8 +14,8 @@ from typing import Sequence
 
 import numpy as np
 
+from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data import images as image_codec
-from dsoftmax.recognition.files import AtomicFile
 
 
 class PackError(ValueError):

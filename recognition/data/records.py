@@ -28,6 +28,7 @@ from typing import Iterable, NamedTuple
 
 import numpy as np
 
+from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import (
     RANGE_BYTES,
@@ -38,7 +39,6 @@ from dsoftmax.recognition.data.recordio import (
     pack_range,
     write_record,
 )
-from dsoftmax.recognition.files import AtomicFile
 
 FLOAT32_EXACT = 1 << 24
 

@@ -18,13 +18,13 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 
+from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.face_drawing import Head, draw
 from dsoftmax.recognition.data.images import decode, encode
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import FLOAT32_EXACT, RecordWriter
-from dsoftmax.recognition.files import AtomicFile
-from dsoftmax.recognition.parallel import map_ordered
-from dsoftmax.recognition.progress import progress
 
 FIRST_VAL_IDENTITY = 1 << 31
 PAIRS_KEY = (1 << 32) - 1  # an identity's number that no identity has

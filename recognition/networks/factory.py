@@ -10,7 +10,7 @@ import mxnet as mx
 from mxnet.gluon.block import HybridBlock
 
 from dsoftmax.recognition.networks import iresnet, mobilefacenet, tiny, zoo
-from dsoftmax.recognition.networks.heads import make_head
+from dsoftmax.recognition.networks.embeddings import make_head
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.networks.network import Network, feature_shape
 

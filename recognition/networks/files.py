@@ -9,8 +9,8 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from dsoftmax.recognition.arrays import save_arrays
-from dsoftmax.recognition.files import AtomicFile, explain_full_disk
+from dsoftmax.recognition.common.arrays import save_arrays
+from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.networks.factory import create
 from dsoftmax.recognition.networks.network import Network
 

@@ -19,8 +19,8 @@ import numpy as np
 import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
-from dsoftmax.losses.groups import Group
-from dsoftmax.recognition import checkpoint, lock, loop, memory, plan, states, train
+from dsoftmax.recognition import checkpoint, lock, loop, plan, states, train
+from dsoftmax.recognition.common.distributed.group import Group
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.options import parse
@@ -999,7 +999,7 @@ def test_memory_grows_as_it_should(flags):
     }
 
     def estimate(**changes):
-        return memory.estimate_device(symbol, (3, 4, 4), 8, {**head, **changes})
+        return estimate.of_device(symbol, (3, 4, 4), 8, {**head, **changes})
 
     whole = estimate()
     assert whole.classes == 4 * 10 * 2 * 1000
@@ -1008,8 +1008,8 @@ def test_memory_grows_as_it_should(flags):
     assert estimate(devices=2).classes == whole.classes / 2
     assert estimate(chunk=100).logits == whole.logits / 10
     assert estimate(sample_rate=0.1, store="host").classes == 4 * 10 * 3 * 100
-    assert memory.estimate_host({**head, "store": "host"}) == whole.classes
-    assert memory.estimate_host(head) == 0
+    assert estimate.of_host({**head, "store": "host"}) == whole.classes
+    assert estimate.of_host(head) == 0
     shared = {**head, "store": "host", "processes": 4}
-    assert memory.estimate_host(shared) == whole.classes / 4
-    assert memory.estimate_servers(head) == whole.classes
+    assert estimate.of_host(shared) == whole.classes / 4
+    assert estimate.of_servers(head) == whole.classes

@@ -36,7 +36,7 @@ def _gigabytes(count: int) -> str:
     return f"{count / 1e9:.2f} GB"
 
 
-def estimate_device(
+def of_device(
     symbol: mx.sym.Symbol,
     image_shape: tuple[int, int, int],
     batch_size: int,
@@ -82,7 +82,7 @@ def estimate_device(
     )
 
 
-def estimate_host(head: dict) -> int:
+def of_host(head: dict) -> int:
     """Estimate what class weights in the memory of one process's host will take, in bytes."""
     if head["store"] != "host":
         return 0
@@ -91,7 +91,7 @@ def estimate_host(head: dict) -> int:
     return FLOAT * copies * rows * head["embedding_size"]
 
 
-def estimate_servers(head: dict) -> int:
+def of_servers(head: dict) -> int:
     """Estimate what class weights on parameter servers will take of all of them, in bytes."""
     copies = 2  # momenta have their place, used or not
     return FLOAT * copies * head["num_classes"] * head["embedding_size"]

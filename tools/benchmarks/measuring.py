@@ -1,43 +1,14 @@
-"""What benchmarks share: memory in use, the machine's description, a process for each contender."""
+"""The description of a machine, and a process of its own for each contender."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
 import platform
-import sys
 from pathlib import Path
 from typing import Any, Callable
 
-from dsoftmax.tools.cli import default_threads
-
-
-def resident_bytes() -> int:
-    """Return the memory this process holds."""
-    pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
-    return int(pages) * os.sysconf("SC_PAGE_SIZE")
-
-
-def peak_bytes() -> int:
-    """Return the most memory this process has held since `forget_peak`."""
-    return _kilobytes("/proc/self/status", "VmHWM")
-
-
-def forget_peak() -> None:
-    """Let `peak_bytes` begin anew."""
-    Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
-
-
-def available_bytes() -> int:
-    """Return the memory that is free for use; where the system does not tell, any amount."""
-    if not os.path.exists("/proc/meminfo"):
-        return sys.maxsize
-    return _kilobytes("/proc/meminfo", "MemAvailable")
-
-
-def _kilobytes(path: str, field: str) -> int:
-    lines = Path(path).read_text(encoding="ascii").splitlines()
-    return int(next(line for line in lines if line.startswith(field)).split()[1]) * 1024
+from dsoftmax.recognition.common.cli import default_threads
 
 
 def describe_machine() -> dict[str, Any]:

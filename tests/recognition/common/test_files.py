@@ -3,7 +3,7 @@ import re
 
 import pytest
 
-from dsoftmax.recognition.files import (
+from dsoftmax.recognition.common.files import (
     AtomicFile,
     FullDiskError,
     atomic_folder,

@@ -13,7 +13,7 @@ import pytest
 
 from dsoftmax.losses import operators
 from dsoftmax.recognition import train
-from tests.recognition.test_processes import (  # noqa: F401
+from tests.recognition.common.test_parameter_server import (  # noqa: F401
     PYTHON,
     assert_same_bits,
     faces,

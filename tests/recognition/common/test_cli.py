@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from dsoftmax.tools.cli import command, image_size, print_json, rate, some_of
+from dsoftmax.recognition.common.cli import command, image_size, print_json, rate, some_of
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = sorted(
     f"{path.parent.name}.{path.stem}"
     for folder in ("tools", "eval", "recognition")

@@ -3,14 +3,14 @@ import sys
 
 import pytest
 
-from dsoftmax.tools import preflight
+from dsoftmax.recognition.common import preflight
 
 
 @pytest.fixture
 def without_mxnet(monkeypatch):
     """As in a process that has not imported MXNet yet."""
     monkeypatch.delitem(sys.modules, "mxnet", raising=False)
-    monkeypatch.setattr(preflight, "_mxnet_builds", lambda: ["mxnet"])
+    monkeypatch.setattr(preflight, "mxnet_builds", lambda: ["mxnet"])
 
 
 @pytest.fixture
@@ -78,7 +78,7 @@ def test_no_mxnet_at_all(without_mxnet, monkeypatch):
 
 
 def test_cuda_build_without_its_libraries(without_mxnet, broken_module, monkeypatch):
-    monkeypatch.setattr(preflight, "_mxnet_builds", lambda: ["mxnet-cu112"])
+    monkeypatch.setattr(preflight, "mxnet_builds", lambda: ["mxnet-cu112"])
     missing = ("libcudnn.so.8", "libnccl.so.2")
     monkeypatch.setattr(preflight, "_can_load", lambda library: library not in missing)
     broken_module("mxnet", "OSError('libcudnn.so.8: cannot open shared object file')")
@@ -94,7 +94,7 @@ def test_cuda_build_without_its_libraries(without_mxnet, broken_module, monkeypa
 
 
 def test_cuda_build_without_a_driver(without_mxnet, broken_module, monkeypatch):
-    monkeypatch.setattr(preflight, "_mxnet_builds", lambda: ["mxnet-cu112"])
+    monkeypatch.setattr(preflight, "mxnet_builds", lambda: ["mxnet-cu112"])
     monkeypatch.setattr(preflight, "_can_load", lambda library: library != "libcuda.so.1")
     broken_module("mxnet", "OSError('libcuda.so.1: cannot open shared object file')")
     with pytest.raises(ImportError, match=r"libcuda\.so\.1 \(the NVIDIA driver, 460\.32"):

@@ -15,15 +15,21 @@ import pytest
 from mxnet import nd
 
 from dsoftmax.losses import operators
-from dsoftmax.losses.groups import Group
-from dsoftmax.losses.servers import FIRST_CLASS_KEY, ServerStore, weights_of_momenta
-from dsoftmax.recognition import plan, processes, server, states, train
+from dsoftmax.losses.servers import ServerStore
+from dsoftmax.recognition import plan, states, train
+from dsoftmax.recognition.common.distributed import job
+from dsoftmax.recognition.common.distributed.group import Group
+from dsoftmax.recognition.common.distributed.parameter_server import server
+from dsoftmax.recognition.common.distributed.parameter_server.keys import (
+    FIRST_CLASS_KEY,
+    weights_of_momenta,
+)
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import RecordWriter
 from dsoftmax.recognition.options import parse
 from dsoftmax.tools import launch
 from tests.conftest import make_image
-from tests.recognition import job_of_heads
+from tests.recognition.common import job_of_heads
 
 import cv2  # isort: skip
 
@@ -256,18 +262,20 @@ class TestFaults:
         script = tmp_path / "job.py"
         script.write_text(
             "import sys\n"
-            "from dsoftmax.recognition import server\n"
-            "if not server.is_worker():\n"
+            "from dsoftmax.recognition.common.distributed.parameter_server import server\n"
+            "from dsoftmax.recognition.common.distributed.role import is_worker\n"
+            "if not is_worker():\n"
             "    server.serve()\n"
             "    sys.exit()\n"
-            "from dsoftmax.recognition import loop, processes, train\n"
+            "from dsoftmax.recognition import loop, train\n"
+            "from dsoftmax.recognition.common.distributed import job\n"
             "step = loop.Run.train_step\n"
             "def failing(run, batch):\n"
             "    if run.step == 3 and run.group.rank == 1 and not run.settings.resume:\n"
             "        raise RuntimeError('a cosmic ray')\n"
             "    return step(run, batch)\n"
             "loop.Run.train_step = failing\n"
-            "processes.leave(train.main(sys.argv[1:]))\n"
+            "job.leave(train.main(sys.argv[1:]))\n"
         )
         made = flags("job", "--kvstore", "dist_sync", "--devices", "cpu", "--loss", "nsoftmax")
         made += ["--max-steps", "4", "--verbose", "2"]
@@ -284,17 +292,19 @@ class TestFaults:
         script = tmp_path / "job.py"
         script.write_text(
             "import os, signal, sys\n"
-            "from dsoftmax.recognition import server\n"
-            "if not server.is_worker():\n"
+            "from dsoftmax.recognition.common.distributed.parameter_server import server\n"
+            "from dsoftmax.recognition.common.distributed.role import is_worker\n"
+            "if not is_worker():\n"
             "    server.serve()\n"
             "    sys.exit()\n"
-            "from dsoftmax.recognition import loop, processes, train\n"
+            "from dsoftmax.recognition import loop, train\n"
+            "from dsoftmax.recognition.common.distributed import job\n"
             "evaluate = loop.evaluate\n"
             "def evaluating(*args, **options):\n"
             "    os.kill(os.getpid(), signal.SIGTERM)\n"
             "    return evaluate(*args, **options)\n"
             "loop.evaluate = evaluating\n"
-            "processes.leave(train.main(sys.argv[1:]))\n"
+            "job.leave(train.main(sys.argv[1:]))\n"
         )
         made = flags("job", "--loss", "nsoftmax", "--devices", "cpu", "--target", "val,val")
         made += ["--max-steps", "4", "--verbose", "2"]
@@ -355,12 +365,13 @@ class TestRefusedJobs:
         script = tmp_path / "job.py"
         script.write_text(
             "import sys\n"
-            "from dsoftmax.recognition import server\n"
-            "if not server.is_worker():\n"
+            "from dsoftmax.recognition.common.distributed.parameter_server import server\n"
+            "from dsoftmax.recognition.common.distributed.role import is_worker\n"
+            "if not is_worker():\n"
             "    server.serve()\n"
             "    sys.exit()\n"
-            "from dsoftmax.recognition import processes\n"
-            "group = processes.join('dist_sync')\n"
+            "from dsoftmax.recognition.common.distributed import job\n"
+            "group = job.join('dist_sync')\n"
             "if group.rank == 1:\n"
             "    sys.exit(0)\n"
             "group.barrier()\n"
@@ -380,7 +391,7 @@ class TestLeaving:
         monkeypatch.setattr(os, "_exit", codes.append)
 
         def leave(code):
-            processes.leave(code)
+            job.leave(code)
             return codes.pop()
 
         return leave
@@ -389,7 +400,7 @@ class TestLeaving:
     def in_a_group(self, monkeypatch):
         group = Group()
         group.is_open = True
-        monkeypatch.setattr(processes, "_joined", group)
+        monkeypatch.setattr(job, "_joined", group)
         return group
 
     @pytest.mark.parametrize("code", [0, 2, 143])
@@ -423,9 +434,9 @@ class TestLeaving:
         """As MXNet's shutdown does, where an operator's thread does not come back."""
         program = (
             "import atexit, time\n"
-            "from dsoftmax.recognition import processes\n"
+            "from dsoftmax.recognition.common.distributed import job\n"
             "atexit.register(time.sleep, 1000)\n"
-            "processes.run(lambda: 1 / 0)\n"
+            "job.run(lambda: 1 / 0)\n"
         )
         code, output = run([*PYTHON, "-c", program])
         assert code == 1
@@ -436,18 +447,18 @@ class TestRefusals:
     def test_servers_are_needed(self, monkeypatch):
         monkeypatch.delenv("DMLC_PS_ROOT_URI", raising=False)
         with pytest.raises(ValueError, match=r"start the job by tools/launch\.py"):
-            processes.join("dist_sync")
+            job.join("dist_sync")
 
     def test_workers_of_a_job_do_not_train_alone(self, monkeypatch):
         monkeypatch.setenv("DMLC_PS_ROOT_URI", "127.0.0.1")
         with pytest.raises(ValueError, match="add --kvstore dist_sync"):
-            processes.join("device")
+            job.join("device")
 
     def test_horovod_is_not_installed(self, monkeypatch):
         monkeypatch.setenv("HOROVOD_SIZE", "2")
         monkeypatch.setitem(sys.modules, "horovod.mxnet", None)
         with pytest.raises(ValueError, match="Horovod can't be imported here"):
-            processes.join("device")
+            job.join("device")
 
     def test_all_classes_are_not_for_servers(self, flags, capsys):
         made = flags("job", "--loss", "dsoftmax", "--store", "server")
@@ -557,8 +568,8 @@ class TestUpdates:
     def test_an_error_ends_the_server(self):
         """MXNet prints it and goes on without the update."""
         code = (
-            "from dsoftmax.recognition.server import Updates, _leave_on_error\n"
-            "_leave_on_error(Updates())(1 << 20, None, None)\n"
+            "from dsoftmax.recognition.common.distributed.parameter_server import server\n"
+            "server._leave_on_error(server.Updates())(1 << 20, None, None)\n"
         )
         environment = {**os.environ, "DMLC_NUM_SERVER": "1"}
         done = subprocess.run([*PYTHON, "-c", code], env=environment, stderr=subprocess.PIPE)
@@ -568,7 +579,11 @@ class TestUpdates:
 
 def test_a_server_waits_for_nobody_when_mxnet_is_imported(monkeypatch):
     """MXNet serves when it is imported as one, by its own rules; our import does not."""
-    code = "from dsoftmax.recognition import server; print(server.is_worker())"
+    code = (
+        "import dsoftmax.recognition.common.distributed.parameter_server.server\n"
+        "from dsoftmax.recognition.common.distributed.role import is_worker\n"
+        "print(is_worker())"
+    )
     environment = {**os.environ, "DMLC_ROLE": "server"}
     done = subprocess.run(
         [*PYTHON, "-c", code], env=environment, stdout=subprocess.PIPE, timeout=60, check=True

@@ -3,7 +3,7 @@ import time
 
 import pytest
 
-from dsoftmax.recognition.parallel import AHEAD_PER_THREAD, map_ordered
+from dsoftmax.recognition.common.parallel import AHEAD_PER_THREAD, map_ordered
 
 
 def test_results_come_in_order_from_several_threads():

@@ -20,7 +20,7 @@ from typing import IO, Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
-from dsoftmax.recognition.files import AtomicFile, explain_full_disk
+from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 
 _TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")  # 0, 1, ...
 

@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.recognition.arrays import Blocks, save_arrays, size_of
+from dsoftmax.recognition.common.arrays import Blocks, save_arrays, size_of
 
 
 def test_files_are_those_of_mxnet(tmp_path, rng):

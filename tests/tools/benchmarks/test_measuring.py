@@ -5,14 +5,13 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
-from dsoftmax.tools.measuring import (
-    Apart,
+from dsoftmax.recognition.common.memory import (
     available_bytes,
-    describe_machine,
     forget_peak,
     peak_bytes,
     resident_bytes,
 )
+from dsoftmax.tools.benchmarks.measuring import Apart, describe_machine
 
 
 class Counter:

@@ -8,9 +8,10 @@ import os
 import sys
 from unittest import mock
 
-from dsoftmax.recognition import server
+from dsoftmax.recognition.common.distributed.parameter_server import server
+from dsoftmax.recognition.common.distributed.role import is_worker
 
-if not server.is_worker():
+if not is_worker():
     server.serve()
     sys.exit()
 
@@ -20,7 +21,7 @@ from mxnet import autograd, nd
 
 from dsoftmax import losses
 from dsoftmax.losses import servers
-from dsoftmax.recognition import processes
+from dsoftmax.recognition.common.distributed import job
 
 CLASSES, WIDTH, BATCH, STEPS, SAVED_AT = 101, 16, 12, 6, 3
 SAMPLED = {"sample_rate": 0.25}
@@ -123,7 +124,7 @@ def exchange(group):
 
 def main(folder, kvstore):
     """Write what this process found to FOLDER/<rank>.json."""
-    group = processes.join(kvstore)
+    group = job.join(kvstore)
     found = {"rank": group.rank, "size": group.size, "exchanged": exchange(group)}
     for name, (preset, store, options) in CASES.items():
         if store != "server" or kvstore == "dist_sync":
@@ -132,7 +133,7 @@ def main(folder, kvstore):
     with open(os.path.join(folder, f"{group.rank}.json"), "w", encoding="utf-8") as file:
         json.dump(found, file)
     group.close()
-    processes.leave(0)
+    job.leave(0)
 
 
 if __name__ == "__main__":

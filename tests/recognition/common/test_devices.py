@@ -1,7 +1,7 @@
 import mxnet as mx
 import pytest
 
-from dsoftmax.recognition.devices import contexts, gpu_contexts, usable_contexts
+from dsoftmax.recognition.common.devices import contexts, gpu_contexts, usable_contexts
 
 
 @pytest.mark.parametrize(

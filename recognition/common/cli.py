@@ -11,7 +11,7 @@ import sys
 from fractions import Fraction
 from typing import Any, Callable
 
-from dsoftmax.recognition.files import AtomicFile
+from dsoftmax.recognition.common.files import AtomicFile
 
 
 def command(main: Callable) -> Callable[..., int]:

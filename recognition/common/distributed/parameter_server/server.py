@@ -13,20 +13,15 @@ import sys
 import traceback
 from typing import Any, Callable
 
-from dsoftmax.tools.preflight import check_mxnet
+import mxnet as mx
+from mxnet import nd
+from mxnet.kvstore.kvstore_server import KVStoreServer
 
-check_mxnet()  # by a plain import MXNet would begin to serve in its own way
-
-import mxnet as mx  # noqa: E402
-from mxnet import nd  # noqa: E402
-from mxnet.kvstore.kvstore_server import KVStoreServer  # noqa: E402
-
-from dsoftmax.losses.servers import FIRST_CLASS_KEY, choose_address, weights_of_momenta  # noqa: E402
-
-
-def is_worker() -> bool:
-    """Say whether this process trains, rather than serves those that do."""
-    return os.environ.get("DMLC_ROLE", "worker") == "worker"
+from dsoftmax.recognition.common.distributed.parameter_server.keys import (
+    FIRST_CLASS_KEY,
+    choose_address,
+    weights_of_momenta,
+)
 
 
 def serve() -> None:

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from dsoftmax.recognition import train
-from tests.recognition import job_of_heads
-from tests.recognition.test_processes import (  # noqa: F401
+from tests.recognition.common import job_of_heads
+from tests.recognition.common.test_parameter_server import (  # noqa: F401
     PYTHON,
     assert_same_bits,
     faces,
@@ -83,14 +83,15 @@ def test_a_rank_that_fails_ends_the_job(flags, tmp_path):  # noqa: F811
     script = tmp_path / "job.py"
     script.write_text(
         "import sys\n"
-        "from dsoftmax.recognition import loop, processes, train\n"
+        "from dsoftmax.recognition import loop, train\n"
+        "from dsoftmax.recognition.common.distributed import job\n"
         "step = loop.Run.train_step\n"
         "def failing(run, batch):\n"
         "    if run.step == 3 and run.group.rank == 1:\n"
         "        raise RuntimeError('a cosmic ray')\n"
         "    return step(run, batch)\n"
         "loop.Run.train_step = failing\n"
-        "processes.leave(train.main(sys.argv[1:]))\n"
+        "job.leave(train.main(sys.argv[1:]))\n"
     )
     made = flags("job", "--devices", "cpu", "--loss", "nsoftmax")
     code, output = horovodrun(2, [*PYTHON, script, *made], tmp_path)
@@ -102,10 +103,11 @@ def test_a_rank_that_is_refused_ends_the_job(flags, tmp_path):  # noqa: F811
     script = tmp_path / "job.py"
     script.write_text(
         "import os, sys\n"
-        "from dsoftmax.recognition import processes, train\n"
+        "from dsoftmax.recognition import train\n"
+        "from dsoftmax.recognition.common.distributed import job\n"
         "if os.environ['HOROVOD_RANK'] == '1':\n"
         "    sys.argv += ['--data-dir', 'nowhere']\n"
-        "processes.run(train.main)\n"
+        "job.run(train.main)\n"
     )
     made = flags("job", "--devices", "cpu", "--loss", "nsoftmax")
     code, output = horovodrun(2, [*PYTHON, script, *made], tmp_path)

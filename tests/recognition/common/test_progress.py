@@ -1,8 +1,8 @@
 import sys
 import time
 
-from dsoftmax.recognition import progress as module
-from dsoftmax.recognition.progress import progress
+from dsoftmax.recognition.common import progress as module
+from dsoftmax.recognition.common.progress import progress
 
 
 def test_a_log_gets_whole_lines(capsys, monkeypatch):

@@ -1,0 +1,4 @@
+"""The base of everything: files, threads, command lines, memory, devices, many processes.
+
+It imports nothing else of dsoftmax.
+"""
