@@ -14,8 +14,6 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.head import Head
-from dsoftmax.losses.trainer import HeadTrainer
-from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.common.arrays import size_of, write_arrays
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import atomic_folder, explain_full_disk
@@ -28,18 +26,7 @@ from dsoftmax.recognition.states import (
     set_aside,
     sync_folder,
 )
-
-
-class NotFiniteError(ValueError):
-    """What was to be saved are no numbers any more."""
-
-
-class Trained(NamedTuple):
-    """What is trained, and by what."""
-
-    backbone: Backbone
-    head: Head
-    head_trainer: HeadTrainer
+from dsoftmax.recognition.trained import Trained, diverged_classes
 
 
 def save_state(
@@ -82,7 +69,7 @@ def save_state(
     with explain_full_disk(path, needed), atomic_folder(path) as part:
         writer = StateWriter(part)
         with writer.file("classes.npy") as file:
-            _write_classes(file, trained.head)
+            _write_classes(file, trained.head, step)
         for name, content in arrays.items():
             with writer.file(name) as file:
                 write_arrays(file, content)
@@ -95,7 +82,7 @@ def save_state(
     return path
 
 
-def _write_classes(file: IO[bytes], head: Head) -> None:
+def _write_classes(file: IO[bytes], head: Head, step: int) -> None:
     """Write class weights block by block: there may be no room for all of them twice."""
     header = {
         "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
@@ -105,7 +92,7 @@ def _write_classes(file: IO[bytes], head: Head) -> None:
     np.lib.format.write_array_header_1_0(file, header)
     for block in head.store.blocks():
         if not np.isfinite(block).all():
-            raise NotFiniteError("class weights hold NaN or infinite numbers")
+            raise diverged_classes(step)
         file.write(np.ascontiguousarray(block))
 
 

@@ -6,9 +6,9 @@ import numpy as np
 
 from dsoftmax.eval import metrics
 from dsoftmax.eval.embed import embed_batches
-from dsoftmax.recognition.checkpoint import Trained
 from dsoftmax.recognition.data.images import decode, fit
 from dsoftmax.recognition.data.pipeline import Pipeline
+from dsoftmax.recognition.trained import Trained
 
 
 def class_means(

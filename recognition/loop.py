@@ -1,4 +1,4 @@
-"""A training run: how it begins, its steps, and what is done between them."""
+"""A training run: its steps, and what happens between them."""
 
 from __future__ import annotations
 
@@ -7,50 +7,78 @@ import math
 import os
 import signal
 import sys
-import time
 from typing import Any
 
-import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
-from dsoftmax import losses
-from dsoftmax.eval.verification import Verification, evaluate
-from dsoftmax.recognition import networks
-from dsoftmax.recognition.backbone import Backbone
-from dsoftmax.recognition.checkpoint import (
-    NotFiniteError,
-    Trained,
-    broadcast,
-    resume,
-    save_state,
-)
-from dsoftmax.recognition.class_means import class_means
+from dsoftmax.recognition.build import begin_anew, build
+from dsoftmax.recognition.checkpoint import resume, save_state
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
-from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.data.pipeline import Batch
 from dsoftmax.recognition.lock import RunLock
 from dsoftmax.recognition.log import NoLog, RunLog
-from dsoftmax.recognition.networks.files import load_parameters, save_model
+from dsoftmax.recognition.models import Models, Scores
 from dsoftmax.recognition.options import Settings
 from dsoftmax.recognition.plan import Plan
+from dsoftmax.recognition.report import Position, Report
 from dsoftmax.recognition.states import name_newest_state, path_of, prune_states, update_facts
-
-INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
-STEPS_BETWEEN_RATE_LINES = 1000
+from dsoftmax.recognition.trained import DivergedError, Trained
 
 
-class DivergedError(ValueError):
-    """Numbers that are not numbers any more."""
+class StopSignals:
+    """Remembers SIGTERM and SIGINT, so that a run can stop after a whole step.
+
+    As a context manager it handles the signals; the former handlers return at the end.
+
+    Parameters
+    ----------
+    group : Group
+
+    Attributes
+    ----------
+    received : int
+        The signal that this process has received, or 0.
+    agreed : int
+        The signal by which all processes stop, or 0.
+    """
+
+    def __init__(self, group: Group):
+        self._group = group
+        self._former: dict[int, Any] = {}
+        self.received = self.agreed = 0
+
+    def __enter__(self) -> StopSignals:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self._former[number] = signal.signal(number, self._remember)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._former.items():
+            signal.signal(number, handler)
+
+    def _remember(self, number: int, _) -> None:
+        self.received = number
+        if self._group.size == 1:
+            self.agreed = number
+
+    def exchange(self) -> None:
+        """Learn which signals the other processes have received.
+
+        All of them call this before the same step, and so stop after the same one.
+        """
+        if self._group.size > 1:
+            received = self._group.gather_integers("signal", np.array([self.received]))
+            self.agreed = int(received.max())
 
 
 class Run:
     """A training run, from its settings to its last checkpoint.
 
-    All that can be refused is refused when it is made, most of it by its `Plan`. After that, what
-    happens is a function of the settings: each random draw is one of (seed, step), so that a run
-    that was killed and resumed ends as one that was not.
+    Making it refuses everything that can be refused, mostly by its `Plan`. After that, what happens
+    is a function of the settings: each random draw depends on the seed and the step alone, so that
+    a run that was killed and resumed ends with the same parameters as one that was not.
 
     Parameters
     ----------
@@ -58,167 +86,57 @@ class Run:
     group : Group
         The processes that train together. Each makes a `Run` with the same settings; the first
         one keeps the log, verifies, and writes all files.
+
+    Attributes
+    ----------
+    plan : Plan
+    trained : Trained
+    step : int
+        How many steps are done.
     """
 
     def __init__(self, settings: Settings, group: Group = ALONE):
-        self.settings = settings
-        self.group = group
+        self.settings, self.group = settings, group
         self._lock = RunLock(settings.folder) if group.is_first else None
         try:
-            self._prepare()
+            self.plan = Plan(settings, group)
+            if self._lock and self._lock.warning:
+                self.plan.notes.append(self._lock.warning)
+            self.trained: Trained = build(self.plan)
+            self._models = Models(self.plan, self.trained)
+            self._signals = StopSignals(group)
+            self._begin()
+            if group.is_first:
+                self._make_folder()
         except BaseException:
-            self._release()
+            self.release()
             raise
 
-    def _release(self) -> None:
+    def release(self) -> None:
+        """Unlock the run's folder; `train` does so at its end."""
         if self._lock:
             self._lock.release()
 
-    def _prepare(self) -> None:
-        settings, group = self.settings, self.group
-        self.plan = plan = Plan(settings, group)
-        self.contexts, self.pipeline = plan.contexts, plan.pipeline
-        self.batch_size = plan.batch_size
-        self.notes = plan.notes  # for the log, once there is one
-        if self._lock and self._lock.warning:
-            self.notes.append(self._lock.warning)
-        self._network = plan.network
-        self.trained = self._build()
-        self.step = 0
-        self._facts: dict[str, Any] = {
-            "best": {},
-            "highest_last": 0.0,
-            "highest_sum": 0.0,
-            "verifications": 0,
-            "awaits_verification": False,  # due at this step, but not done yet
-        }
-        self._begin()
-        if group.is_first:
-            self._make_folder()
-        self._signal = 0  # that came to this process
-        self._stopped_by = 0  # known to all processes
-
-    # --- What is trained
-
-    def _build(self) -> Trained:
-        s = self.settings
-        mx.random.seed(s.seed)
-        self._network.initialize(networks.initializer(s.architecture), ctx=self.contexts)
-        if s.fp16_scale:
-            self._network.cast("float16")
-        sizes = (1, 3, *self.pipeline.image_size)
-        for context in self.contexts:  # so that all shapes are known
-            self._network(mx.nd.zeros(sizes, ctx=context, dtype="uint8"))
-        mx.nd.waitall()
-        self._network.hybridize_for(self.contexts[0].device_type)
-        sgd = {"learning_rate": s.lr, "momentum": s.mom, "wd": s.wd}
-        backbone = Backbone(
-            self._network,
-            self.contexts,
-            sgd,
-            kvstore="device" if s.kvstore == "dist_sync" else s.kvstore,
-            clip=s.clip_gradient,
-            fp16_scale=s.fp16_scale,
-            frozen=s.freeze_backbone,
-            group=self.group,
-        )
-        head = self._make_head()
-        head.initialize(mx.init.Normal(INITIAL_DEVIATION))
-        trainer = head.trainer("sgd", {**sgd, "wd": s.wd * s.fc7_wd_mult})
-        return Trained(backbone, head, trainer)
-
-    def _make_head(self) -> losses.Head:
-        s = self.settings
-        options = dict(s.loss_options)
-        try:
-            return losses.create(
-                options.pop("preset"),
-                num_classes=self.plan.num_classes,
-                embedding_size=s.embedding_size,
-                ctx=self.contexts if self.plan.is_class_parallel else self.contexts[:1],
-                store=s.store,
-                chunk=s.chunk,
-                seed=s.seed,
-                group=self.group,
-                **options,
-            )
-        except TypeError as error:  # an option of another loss: the user's to mend
-            raise ValueError(f"--loss {s.loss}: {error}") from None
-
     def _begin(self) -> None:
-        """Take up a saved state, a pretrained model, or nothing."""
-        s = self.settings
+        """Resume from the newest saved state, or begin a new run."""
         resumed = resume(self.plan.states, self.trained, self.group)
-        if resumed:
-            facts = resumed.facts
-            self.notes += resumed.notes
-            self._note_changes(facts["settings"])
-            self._facts = {key: facts.get(key, value) for key, value in self._facts.items()}
-            self.step = facts["step"]
-            self.epoch, self._seen = facts["epoch"], facts["images_seen"]
-            self.notes.append(f"resumed from {resumed.path}, step {self.step}")
+        if not resumed:
+            self.step = self.epoch = self._images_seen = 0
+            begin_anew(self.plan, self.trained)
             return
-        self.epoch, self._seen = 0, 0
-        if s.pretrained:
-            self._begin_pretrained()
-        if self.group.size > 1:  # so that all train the same network, whatever they drew
-            first = broadcast(self.group, "parameters", self.trained.backbone.parameters())
-            self.trained.backbone.load_parameters(first)
-        if s.init_classes == "mean":
-            weights = class_means(self.trained, self.pipeline, s.per_batch_size, s.threads)
-            self.trained.head.load_class_weights(weights)
-            self.notes.append("class weights begin as the mean embeddings of their images")
-
-    def _note_changes(self, before: dict[str, Any]) -> None:
-        """Say which settings are not those the state was saved with."""
-        now = json.loads(json.dumps(self.settings.as_json()))
-        for name in sorted(set(now) | set(before)):
-            if name != "resume" and now.get(name) != before.get(name):
-                self.notes.append(f"resumed with {name} {now.get(name)}, was {before.get(name)}")
-
-    def _begin_pretrained(self) -> None:
-        """Take up a model that the first process reads."""
-        classes = self._load_pretrained() if self.group.is_first else None
-        if self.group.gather_json("has classes", classes is not None)[0]:
-            self.trained.head.load_class_weights(classes)
-
-    def _load_pretrained(self) -> mx.nd.NDArray | None:
-        """Load the network's parameters; return class weights, where there are some that fit."""
-        prefix, _, epoch = self.settings.pretrained.rpartition(",")
-        path = f"{prefix}-{int(epoch):04d}.params"
-        if not os.path.exists(path):
-            raise FileNotFoundError(f"--pretrained {self.settings.pretrained}: there is no {path}")
-        loaded, missing, unexpected = load_parameters(self._network, path)
-        if not loaded:
-            raise ValueError(f"{path}: not one parameter of {self.settings.network} is in it")
-        self.notes.append(f"{len(loaded)} parameters of {self.settings.network} are from {path}")
-        if missing:
-            self.notes.append(
-                f"warning: {len(missing)} parameters are not, {', '.join(sorted(missing)[:3])} "
-                "among them: they begin at random"
-            )
-        if unexpected:
-            self.notes.append(
-                f"warning: {len(unexpected)} of its parameters are of no use here, "
-                f"{', '.join(sorted(unexpected)[:3])} among them"
-            )
-        saved = mx.nd.load(path)
-        classes = saved.get("arg:fc7_weight")
-        if classes is not None:
-            if classes.shape == self.trained.head.store.shape:
-                self.notes.append("class weights are from it, too")
-                return classes
-            self.notes.append(
-                f"warning: its class weights {classes.shape} are not of these "
-                f"{self.plan.num_classes} classes: they begin at random"
-            )
-        return None
+        facts = resumed.facts
+        self.step, self.epoch = facts["step"], facts["epoch"]
+        self._images_seen = facts["images_seen"]
+        self._models.scores = Scores.from_facts(facts)
+        self.plan.notes += resumed.notes
+        self.plan.notes += _changes(facts["settings"], self.settings.as_json())
+        self.plan.notes.append(f"resumed from {resumed.path}, step {self.step}")
 
     def _make_folder(self) -> None:
         folder = self.settings.folder
         os.makedirs(folder, exist_ok=True)
         for path in clean_partial(folder) + clean_partial(self.plan.states):
-            self.notes.append(f"removed {path}, which a killed run left half-written")
+            self.plan.notes.append(f"removed {path}, which a killed run left half-written")
         described = {**self.settings.as_json(), "resolved_num_classes": self.plan.num_classes}
         path = os.path.join(folder, "config.json")
         with explain_full_disk(path), AtomicFile(path, "w") as file:
@@ -235,62 +153,60 @@ class Run:
             0, or the number of the signal.
         """
         with name_newest_state(self.plan.states), explain_full_disk(self.settings.folder):
-            return self._train()
+            self._log = self._open_log()
+            for note in self.plan.notes:
+                self._log.say(note)
+            try:
+                with self._signals:
+                    self._train()
+            finally:
+                self._log.close()
+                self.release()
+        return self._signals.agreed
 
-    def _train(self) -> int:
-        s = self.settings
+    def _open_log(self) -> RunLog | NoLog:
+        if not self.group.is_first:
+            return NoLog()
         total = self.plan.total_steps if self.plan.total_steps < sys.maxsize else 0
-        if self.group.is_first:
-            awaits = self._facts["awaits_verification"]
-            self.log = RunLog(s.folder, self.step, total, s.tensorboard, is_verified=not awaits)
-        else:
-            self.log = NoLog()
-        for note in self.notes:
-            self.log.say(note)
-        previous = {
-            number: signal.signal(number, self._remember_signal)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
-        try:
-            self._tick, self._timed = time.perf_counter(), 0
-            if self._facts["awaits_verification"]:
-                self._checkpoint()
-            while self.step < self.plan.total_steps and not self._stopped_by:
-                self._train_epoch()
-            self._finish()
-        finally:
-            for number, handler in previous.items():
-                signal.signal(number, handler)
-            self.log.close()
-            self._release()
-        return self._stopped_by
+        is_verified = not self._models.scores.awaits_verification
+        settings = self.settings
+        return RunLog(settings.folder, self.step, total, settings.tensorboard, is_verified)
 
-    def _remember_signal(self, number: int, _) -> None:
-        self._signal = number
-        if self.group.size == 1:
-            self._stopped_by = number
+    def _train(self) -> None:
+        self._report = Report(self.plan, self.trained.head, self._log)
+        if self._models.scores.awaits_verification:
+            self._checkpoint()
+        while self.step < self.plan.total_steps and not self._signals.agreed:
+            self._train_epoch()
+        self._finish()
 
     def _train_epoch(self) -> None:
-        self.log.say("call reset()")
-        for batch in self.pipeline.epoch(self.epoch, self._seen // self.batch_size):
+        self._log.say("call reset()")
+        batch_size = self.plan.batch_size
+        for batch in self.plan.pipeline.epoch(self.epoch, self._images_seen // batch_size):
+            self._signals.exchange()
             loss = self.train_step(batch)
-            self._seen += self.batch_size
+            self._images_seen += batch_size
             self.step += 1
-            self._timed += 1
-            self.log.step()
-            self._report(loss)
+            self._report.step(Position(self.step, self.epoch, self._images_seen), loss)
             is_last = self.step >= self.plan.total_steps
             if is_last or self.step % self.settings.verbose == 0:
                 self._checkpoint()
-            if is_last or self._stopped_by:
+            if is_last or self._signals.agreed:
                 return
-        self.epoch, self._seen = self.epoch + 1, 0
+        self.epoch, self._images_seen = self.epoch + 1, 0
 
     def train_step(self, batch: Batch) -> float:
-        """Do one step on this process's part of a batch; return the mean loss of all of it."""
+        """Do one step on this process's part of a batch; return the mean loss of the whole batch.
+
+        Raises
+        ------
+        DivergedError
+            The loss or an embedding is not finite. Nothing has been updated.
+        """
         backbone, head, head_trainer = self.trained
         rate = self.plan.rate_at(self.step)
-        labels = self._gather_labels(batch.label)
+        labels = self.group.gather_integers("labels", batch.label.astype(np.int64))
         try:
             embeddings = backbone.forward(batch.data, (self.settings.seed, self.step))
             with autograd.record():
@@ -307,90 +223,32 @@ class Run:
         head_trainer.step(len(labels))
         return mean
 
-    def _gather_labels(self, own: np.ndarray) -> np.ndarray:
-        """Return the labels of all processes, (B,), and hear whether one of them was to stop."""
-        numbers = np.append(own.astype(np.int64), self._signal)
-        numbers = self.group.gather_integers("labels", numbers).reshape(self.group.size, -1)
-        if self.group.size > 1:
-            self._stopped_by = int(numbers[:, -1].max())
-        return numbers[:, :-1].reshape(-1)
-
     def _diagnose(self, error: Exception, batch: Batch, rate: float) -> str:
-        """Say what is not finite, and leave the numbers of the batch's images in a file."""
-        backbone, head, _ = self.trained
-        bad = [
-            name
-            for name, array in backbone.parameters().items()
-            if not np.isfinite(array.asnumpy()).all()
-        ]
-        if not np.isfinite(head.class_weights()).all():
-            bad.append("the class weights")
+        """Say what is not finite, and write the numbers of the batch's images to a file."""
+        names = self.trained.not_finite()
         images = self.group.gather_integers("images", batch.image)
         labels = self.group.gather_integers("labels of images", batch.label.astype(np.int64))
         path = os.path.join(self.settings.folder, "diverged.json")
-        found = {
+        diagnosis = {
             "step": self.step,
             "lr": rate,
             "error": str(error),
-            "not_finite": bad,
+            "not_finite": names,
             "images": images.tolist(),
             "labels": labels.tolist(),
         }
         if self.group.is_first:
             with AtomicFile(path, "w") as file:
-                json.dump(found, file)
-        where = ", ".join([*bad[:3], f"{len(bad) - 3} more"] if len(bad) > 3 else bad)
+                json.dump(diagnosis, file)
+        where = ", ".join([*names[:3], f"{len(names) - 3} more"] if len(names) > 3 else names)
         return (
             f"step {self.step}: {error}; parameters that are not finite: {where or 'none'}; "
-            f"learning rate {rate:g}, scale {head.criterion.scale:g}. The images of this batch are "
-            f"in {path}; nothing of it was saved. Try a lower --lr, --warmup-steps, "
+            f"learning rate {rate:g}, scale {self.trained.head.criterion.scale:g}. The images of "
+            f"this batch are in {path}; nothing of it was saved. Try a lower --lr, --warmup-steps, "
             "--clip-gradient or a smaller --scale, and --resume from the last state"
         )
 
     # --- Between steps
-
-    def _report(self, loss: float) -> None:
-        s, step = self.settings, self.step
-        if not self.group.is_first:
-            return
-        if step % STEPS_BETWEEN_RATE_LINES == 0:
-            batch = self._seen // self.batch_size
-            self.log.say(f"lr-batch-epoch: {self.plan.rate_at(step):g} {batch} {self.epoch}")
-        before, now = self.plan.rate_at(step - 1), self.plan.rate_at(step)
-        if s.lr_schedule == "step" and now < before:
-            self.log.say(f"lr change to {now:g}")
-        if step % s.frequent:
-            return
-        seconds = time.perf_counter() - self._tick
-        stats = self.trained.head.stats
-        speed = self._timed * self.batch_size / seconds
-        self._tick, self._timed = time.perf_counter(), 0
-        row = {
-            "step": step,
-            "epoch": self.epoch,
-            "lr": before,
-            "accuracy": stats["accuracy"],
-            "loss": loss,
-            "intra": stats["intra"],
-            "inter_above_floor": stats["inter"] - stats.get("inter_floor", math.nan),
-            "positive_cosine": stats["positive_cosine"],
-            "negative_cosine": stats["negative_cosine"],
-            # With a single class there is no negative.
-            "max_negative_cosine": max(stats["max_negative_cosine"], -1.0),
-            "samples_per_second": speed,
-        }
-        self.log.metrics(row)
-        batch = self._seen // self.batch_size
-        parts = ""
-        if self.trained.head.criterion.dissected:  # of the others the parts can't be told apart
-            parts = f"intra={stats['intra']:.4f}\tinter={stats['inter']:.4f}\t"
-            if "inter_floor" in stats:
-                parts += f"inter_floor={stats['inter_floor']:.4f}\t"
-        self.log.info(
-            f"Epoch[{self.epoch}] Batch [{max(batch - s.frequent, 0)}-{batch}]\tSpeed: {speed:.2f} "
-            f"samples/sec\tacc={row['accuracy']:f}\tlossvalue={loss:f}\t{parts}"
-            f"cos_y={row['positive_cosine']:.4f}\tmax_cos_n={row['max_negative_cosine']:.4f}"
-        )
 
     def _checkpoint(self) -> None:
         """Save the state, verify it, and save its model if that is to be kept.
@@ -398,138 +256,54 @@ class Run:
         The state comes first and says that it awaits its verification: a run that is stopped before
         the end of that does it when it is resumed.
         """
-        started = time.perf_counter()
-        self._facts["awaits_verification"] = True
-        self._save_state()
-        results = self._verify()
-        stopped_by = self._signal if len(results) < len(self.plan.packs) else 0
-        stopped_by = self.group.gather_json("stopped by", stopped_by)[0]
-        if stopped_by:
-            self._stopped_by = stopped_by  # now: all processes must stop at this step
-        else:
-            self._judge(results)
-        self.log.draw()
-        self._tick += time.perf_counter() - started  # it is no time of training
+        with self._report.paused():
+            self._models.scores.awaits_verification = True
+            self._save_state()
+            results = self._models.verify(self.step, self._log, self._is_stopping)
+            is_cut = len(results) < len(self.plan.packs)
+            stopped_by = self._signals.received if is_cut else 0
+            stopped_by = self.group.gather_json("stopped by", stopped_by)[0]
+            if stopped_by:
+                self._signals.agreed = stopped_by  # now: all processes must stop at this step
+            else:
+                self._models.judge(self.step, results, self._log)
+                if self.group.is_first:
+                    facts = self._models.scores.as_facts()
+                    update_facts(path_of(self.plan.states, self.step), facts)
+            self._log.draw()
 
-    def _judge(self, results: list[Verification | None]) -> None:
-        """Keep the model of this step, or not; one that failed on a target is never the best."""
-        facts = self._facts
-        facts["verifications"] += 1
-        is_best = None not in results and self._take_note(results)
-        number = 1 if self.settings.ckpt == 3 else facts["verifications"]
-        keep = {0: False, 1: is_best, 2: True, 3: is_best}[self.settings.ckpt]
-        if self.group.gather_json("keep", keep)[0]:
-            self.log.say(f"saving {number}")
-            self._save_model(number)
-        if any(results):
-            self.log.say(f"[{self.step}]Accuracy-Highest: {facts['highest_last']:1.5f}")
-        facts["awaits_verification"] = False
-        if self.group.is_first:
-            update_facts(path_of(self.plan.states, self.step), facts)
-
-    def _verify(self) -> list[Verification | None]:
-        """Verify on one target after the other until a signal comes; None is one that failed."""
-        if not self.plan.packs:
-            return []
-        self.log.say("testing verification..")
-        started = time.perf_counter()
-        results = []
-        for pack in self.plan.packs:
-            if self._signal:  # who sent it may not wait for long
-                self.log.say("verification is put off until --resume")
-                break
-            results.append(self._verify_on(pack))
-        self.log.say(f"infer time {time.perf_counter() - started:f}")
-        return results
-
-    def _verify_on(self, pack: Pack) -> Verification | None:
-        try:
-            (result,) = evaluate(
-                self.trained.backbone.embed,
-                [pack],
-                self.pipeline.batch_size,
-                size=self.pipeline.image_size,
-                threads=self.settings.threads,
-            )
-        except ValueError as error:
-            # Moving averages of a few steps may overflow a deep network that trains well.
-            self.log.say(f"[{pack.name}][{self.step}]not verified: {error}")
-            return None
-        self.log.say(str(result.embeddings.shape))
-        for line in result.lines(self.step):
-            self.log.say(line)
-        self.log.scores(
-            {
-                "step": self.step,
-                "target": pack.name,
-                "accuracy": result.accuracy.mean,
-                "deviation": result.accuracy.deviation,
-                "xnorm": result.xnorm,
-            }
-        )
-        return result
-
-    def _take_note(self, results: list[Verification]) -> bool:
-        """Keep the best scores; tell whether this model is the best by insightface's rule."""
-        if not results:
-            return True  # nothing tells one from another: the newest is kept
-        facts = self._facts
-        for result in results:
-            best = facts["best"].get(result.name, 0.0)
-            facts["best"][result.name] = max(best, result.accuracy.mean)
-        last, total = results[-1].accuracy.mean, sum(one.accuracy.mean for one in results)
-        is_best = last > facts["highest_last"] or (
-            last == facts["highest_last"] and total >= facts["highest_sum"]
-        )
-        facts["highest_last"] = max(facts["highest_last"], last)
-        facts["highest_sum"] = max(facts["highest_sum"], total)
-        return is_best
-
-    def _save_model(self, number: int) -> None:
-        parameters = self._sound_parameters()
-        if self.group.is_first:
-            save_model(self._network, self.settings.prefix, number, parameters)
-
-    def _sound_parameters(self) -> dict[str, mx.nd.NDArray]:
-        parameters = self.trained.backbone.parameters()
-        for name, array in parameters.items():
-            if not np.isfinite(array.asnumpy()).all():
-                raise DivergedError(
-                    f"step {self.step}: {name} holds NaN or infinite numbers; it was not saved. "
-                    "Try a lower --lr or --clip-gradient, and --resume from the last state"
-                )
-        if not all(shard.is_finite() for shard in self.trained.head.store.shards):
-            self._refuse_classes("class weights hold NaN or infinite numbers")
-        return parameters
-
-    def _refuse_classes(self, reason: object) -> None:
-        raise DivergedError(
-            f"step {self.step}: {reason}; they were not saved. Try a lower --lr, and --resume from "
-            "the last state"
-        ) from None
+    def _is_stopping(self) -> bool:
+        return bool(self._signals.received)
 
     def _save_state(self) -> None:
-        self._sound_parameters()
+        self.trained.finite_parameters(self.step)
         facts = {
-            **self._facts,
+            **self._models.scores.as_facts(),
             "epoch": self.epoch,
-            "images_seen": self._seen,
+            "images_seen": self._images_seen,
             "settings": self.settings.as_json(),
         }
-        try:
-            save_state(self.plan.states, self.step, self.trained, facts, self.group)
-        except NotFiniteError as error:
-            self._refuse_classes(error)
+        save_state(self.plan.states, self.step, self.trained, facts, self.group)
         if self.group.is_first:
             prune_states(self.plan.states, self.settings.keep)
 
     def _finish(self) -> None:
-        if self._stopped_by:
-            self.log.say(f"stopped by signal {self._stopped_by}: saving step {self.step}")
+        if self._signals.agreed:
+            self._log.say(f"stopped by signal {self._signals.agreed}: saving step {self.step}")
         self._save_state()
-        bad = sum(self.group.gather_json("bad images", len(self.pipeline.bad_images)))
+        bad = sum(self.group.gather_json("bad images", len(self.plan.pipeline.bad_images)))
         if bad:
-            self.log.say(f"{bad} images could not be decoded")
-        self.log.say("saving last 0")
-        self._save_model(0)
-        self.log.draw(at_once=True)
+            self._log.say(f"{bad} images could not be decoded")
+        self._log.say("saving last 0")
+        self._models.save(0, self.step)
+        self._log.draw(at_once=True)
+
+
+def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
+    """Say which settings differ from those that a state was saved with."""
+    now = json.loads(json.dumps(now))  # as a saved state holds them
+    return [
+        f"resumed with {name} {now.get(name)}, was {before.get(name)}"
+        for name in sorted(set(now) | set(before))
+        if name != "resume" and now.get(name) != before.get(name)
+    ]

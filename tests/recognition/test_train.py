@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
-from dsoftmax.recognition import checkpoint, lock, loop, plan, states, train
+from dsoftmax.recognition import checkpoint, lock, loop, models, plan, states, train
 from dsoftmax.recognition.common.distributed.group import Group
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import Records
@@ -329,7 +329,7 @@ class TestResume:
 
     def test_a_run_that_was_killed_before_its_first_state(self, flags):
         made = flags(max_steps=2)
-        loop.Run(parse(made))._release()
+        loop.Run(parse(made)).release()
         assert os.listdir(folder_of(made)) == ["config.json"]
         (folder_of(made) / "states" / "state-00000002.1.part").mkdir(parents=True)
         assert train.main([*made, "--resume", "auto"]) == 0
@@ -536,9 +536,9 @@ class TestCheckpoints:
                 accuracy = real.accuracy._replace(mean=score)
                 return [type(real)(**{**vars(real), "accuracy": accuracy})]
 
-            monkeypatch.setattr(loop, "evaluate", evaluate)
+            monkeypatch.setattr(models, "evaluate", evaluate)
 
-        original = loop.evaluate
+        original = models.evaluate
         return set_to
 
     @pytest.fixture
@@ -722,7 +722,7 @@ class TestDivergence:
         def overflow(*_, **__):
             raise ValueError("80 of 80 embeddings hold NaN")
 
-        monkeypatch.setattr(loop, "evaluate", overflow)
+        monkeypatch.setattr(models, "evaluate", overflow)
         made = flags(max_steps=4)
         assert train.main(made) == 0
         assert "[val][4]not verified: 80 of 80 embeddings hold NaN" in capsys.readouterr().out
@@ -744,7 +744,7 @@ class TestDivergence:
     def test_nonsense_is_not_saved(self, flags):
         made = flags(target="none")
         run = loop.Run(parse(made))
-        parameter = next(iter(run._network.collect_params().values()))
+        parameter = next(iter(run.plan.network.collect_params().values()))
         parameter.set_data(parameter.data() * np.nan)
         with pytest.raises(loop.DivergedError, match="holds NaN"):
             run._save_state()
@@ -770,7 +770,7 @@ class TestBeginning:
         for name, array in run.trained.backbone.parameters().items():
             kind = "aux" if "moving" in name else "arg"
             np.testing.assert_array_equal(array.asnumpy(), saved[f"{kind}:{name}"].asnumpy())
-        assert any("parameters of tiny are from" in note for note in run.notes)
+        assert any("parameters of tiny are from" in note for note in run.plan.notes)
 
     def test_class_weights_that_fit_are_taken(self, flags, rng):
         prefix = self.train_one(flags)
@@ -782,7 +782,7 @@ class TestBeginning:
             if classes == 5:
                 np.testing.assert_array_equal(run.trained.head.class_weights(), weights.asnumpy())
             else:
-                assert "its class weights (7, 8) are not of these 5 classes" in run.notes[-1]
+                assert "its class weights (7, 8) do not fit these 5 classes" in run.plan.notes[-1]
 
     def test_a_network_that_does_not_fit(self, flags, capsys):
         prefix = self.train_one(flags)
@@ -790,7 +790,7 @@ class TestBeginning:
         saved = {f"arg:x{key[4:]}": value for key, value in saved.items()}
         mx.nd.save(f"{prefix}-0009.params", saved)
         assert train.main(flags("other", pretrained=f"{prefix},9")) == 2
-        assert "not one parameter of tiny is in it" in capsys.readouterr().err
+        assert "it holds no parameter of tiny" in capsys.readouterr().err
         assert train.main(flags("other", pretrained=f"{prefix},77", resume=True)) == 2
         assert "there is no" in capsys.readouterr().err
 
@@ -830,8 +830,8 @@ class TestOptimizer:
     def test_weight_decay_is_of_everything(self, flags):
         """With no gradient a step multiplies each parameter by 1 - lr wd."""
         run = loop.Run(parse(flags(wd=0.5, mom=0.0)))
-        parameters = run._network.collect_params().values()
-        embeddings = run.trained.backbone.forward(next(run.pipeline.epoch(0)).data)
+        parameters = run.plan.network.collect_params().values()
+        embeddings = run.trained.backbone.forward(next(run.plan.pipeline.epoch(0)).data)
         run.trained.backbone.backward(mx.nd.zeros_like(embeddings))
         mx.nd.waitall()  # moving averages are written on the way backward
         before = {one.name: one.data().asnumpy() for one in parameters}
@@ -859,7 +859,7 @@ class TestOptimizer:
         run = loop.Run(parse(made))
         before = run.trained.backbone.parameters()
         before = {key: array.asnumpy() for key, array in before.items() if "moving" not in key}
-        run.train_step(next(run.pipeline.epoch(0)))
+        run.train_step(next(run.plan.pipeline.epoch(0)))
         after = run.trained.backbone.parameters()
         moved = sum(np.square(after[key].asnumpy() - old).sum() for key, old in before.items())
         assert np.sqrt(moved) == pytest.approx(0.1 * longest, rel=1e-2)

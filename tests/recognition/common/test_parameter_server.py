@@ -297,13 +297,13 @@ class TestFaults:
             "if not is_worker():\n"
             "    server.serve()\n"
             "    sys.exit()\n"
-            "from dsoftmax.recognition import loop, train\n"
+            "from dsoftmax.recognition import models, train\n"
             "from dsoftmax.recognition.common.distributed import job\n"
-            "evaluate = loop.evaluate\n"
+            "evaluate = models.evaluate\n"
             "def evaluating(*args, **options):\n"
             "    os.kill(os.getpid(), signal.SIGTERM)\n"
             "    return evaluate(*args, **options)\n"
-            "loop.evaluate = evaluating\n"
+            "models.evaluate = evaluating\n"
             "job.leave(train.main(sys.argv[1:]))\n"
         )
         made = flags("job", "--loss", "nsoftmax", "--devices", "cpu", "--target", "val,val")

@@ -1,0 +1,129 @@
+"""How a run begins: makes what is trained and gives it its first parameters."""
+
+from __future__ import annotations
+
+import os
+
+import mxnet as mx
+
+from dsoftmax import losses
+from dsoftmax.recognition import networks
+from dsoftmax.recognition.backbone import Backbone
+from dsoftmax.recognition.checkpoint import broadcast
+from dsoftmax.recognition.class_means import class_means
+from dsoftmax.recognition.networks.files import load_parameters
+from dsoftmax.recognition.plan import Plan
+from dsoftmax.recognition.trained import Trained
+
+INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
+
+
+def build(plan: Plan) -> Trained:
+    """Make the network, the head and their trainers, with random parameters."""
+    s = plan.settings
+    mx.random.seed(s.seed)
+    _initialize(plan)
+    sgd = {"learning_rate": s.lr, "momentum": s.mom, "wd": s.wd}
+    backbone = Backbone(
+        plan.network,
+        plan.contexts,
+        sgd,
+        kvstore="device" if s.kvstore == "dist_sync" else s.kvstore,
+        clip=s.clip_gradient,
+        fp16_scale=s.fp16_scale,
+        frozen=s.freeze_backbone,
+        group=plan.group,
+    )
+    head = _make_head(plan)
+    head.initialize(mx.init.Normal(INITIAL_DEVIATION))
+    head_trainer = head.trainer("sgd", {**sgd, "wd": s.wd * s.fc7_wd_mult})
+    return Trained(backbone, head, head_trainer)
+
+
+def _initialize(plan: Plan) -> None:
+    network, contexts = plan.network, plan.contexts
+    network.initialize(networks.initializer(plan.settings.architecture), ctx=contexts)
+    if plan.settings.fp16_scale:
+        network.cast("float16")
+    shape = (1, 3, *plan.pipeline.image_size)
+    for context in contexts:  # the first pass makes all shapes known
+        network(mx.nd.zeros(shape, ctx=context, dtype="uint8"))
+    mx.nd.waitall()
+    network.hybridize_for(contexts[0].device_type)
+
+
+def _make_head(plan: Plan) -> losses.Head:
+    s = plan.settings
+    options = dict(s.loss_options)
+    try:
+        return losses.create(
+            options.pop("preset"),
+            num_classes=plan.num_classes,
+            embedding_size=s.embedding_size,
+            ctx=plan.contexts if plan.is_class_parallel else plan.contexts[:1],
+            store=s.store,
+            chunk=s.chunk,
+            seed=s.seed,
+            group=plan.group,
+            **options,
+        )
+    except TypeError as error:  # an option of another loss: for the user to correct
+        raise ValueError(f"--loss {s.loss}: {error}") from None
+
+
+def begin_anew(plan: Plan, trained: Trained) -> None:
+    """Give a run that resumes nothing its first parameters.
+
+    They come from ``--pretrained`` or are random; ``--init-classes mean`` replaces the class
+    weights. All processes must call this, and end with the first one's network.
+    """
+    s, group = plan.settings, plan.group
+    if s.pretrained:
+        classes = _load_pretrained(plan, trained) if group.is_first else None
+        if group.gather_json("has classes", classes is not None)[0]:
+            trained.head.load_class_weights(classes)
+    if group.size > 1:  # the processes may have drawn different parameters
+        first = broadcast(group, "parameters", trained.backbone.parameters())
+        trained.backbone.load_parameters(first)
+    if s.init_classes == "mean":
+        weights = class_means(trained, plan.pipeline, s.per_batch_size, s.threads)
+        trained.head.load_class_weights(weights)
+        plan.notes.append("class weights begin as the mean embeddings of their images")
+
+
+def _load_pretrained(plan: Plan, trained: Trained) -> mx.nd.NDArray | None:
+    """Load the network's parameters; return class weights, (K, D), if the file has fitting ones."""
+    s, notes = plan.settings, plan.notes
+    prefix, _, epoch = s.pretrained.rpartition(",")
+    path = f"{prefix}-{int(epoch):04d}.params"
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"--pretrained {s.pretrained}: there is no {path}")
+    loaded, missing, unexpected = load_parameters(plan.network, path)
+    if not loaded:
+        raise ValueError(f"{path}: it holds no parameter of {s.network}")
+    notes.append(f"{len(loaded)} parameters of {s.network} are from {path}")
+    if missing:
+        notes.append(
+            f"warning: {len(missing)} parameters are not in it, such as {_some(missing)}: they "
+            "begin at random"
+        )
+    if unexpected:
+        notes.append(
+            f"warning: {len(unexpected)} of its parameters are not used, such as "
+            f"{_some(unexpected)}"
+        )
+    classes = mx.nd.load(path).get("arg:fc7_weight")
+    if classes is None:
+        return None
+    if classes.shape == trained.head.store.shape:
+        notes.append("class weights are from it, too")
+        return classes
+    notes.append(
+        f"warning: its class weights {classes.shape} do not fit these {plan.num_classes} classes: "
+        "they begin at random"
+    )
+    return None
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(sorted(names)[:3])

@@ -1,0 +1,129 @@
+"""What a run tells about itself: its description, and the lines and numbers of its steps."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import time
+from typing import Any, Iterator, NamedTuple
+
+from dsoftmax.losses.head import Head
+from dsoftmax.recognition.log import NoLog, RunLog
+from dsoftmax.recognition.networks.flops import format_flops
+from dsoftmax.recognition.plan import Plan
+
+STEPS_BETWEEN_RATE_LINES = 1000
+
+
+class Position(NamedTuple):
+    """Where a run is: steps done, the epoch, and images of it that all processes have seen."""
+
+    step: int = 0
+    epoch: int = 0
+    images_seen: int = 0
+
+
+def describe(plan: Plan, head: Head) -> list[str]:
+    """Return the lines that say what will be trained, as insightface's scripts print them."""
+    settings = plan.settings
+    return [
+        f"gpu num: {sum(context.device_type == 'gpu' for context in plan.contexts)}",
+        f"prefix {settings.prefix}",
+        f"image_size {list(plan.pipeline.image_size)}",
+        f"num_classes {plan.num_classes}",
+        f"Called with argument: {json.dumps(settings.as_json())}",
+        f"Network FLOPs: {format_flops(plan.flops)}",
+        f"{head!r}",
+        f"memory of a device: about {plan.memory}",
+        *(f"ver {pack.name}" for pack in plan.packs),
+        f"lr_steps {list(settings.lr_steps)}",
+    ]
+
+
+class Report:
+    """Reports the steps of a run to its log, and measures their speed.
+
+    Parameters
+    ----------
+    plan : Plan
+    head : Head
+        Whose statistics are reported.
+    log : RunLog or NoLog
+    """
+
+    def __init__(self, plan: Plan, head: Head, log: RunLog | NoLog):
+        self._plan, self._head, self._log = plan, head, log
+        self._since, self._steps = time.perf_counter(), 0
+
+    @contextlib.contextmanager
+    def paused(self) -> Iterator[None]:
+        """Leave what is done in this context out of the training time."""
+        started = time.perf_counter()
+        yield
+        self._since += time.perf_counter() - started
+
+    def step(self, at: Position, loss: float) -> None:
+        """Report a step that is done.
+
+        Parameters
+        ----------
+        at : Position
+            After the step.
+        loss : float
+            Its mean over the batch.
+        """
+        self._log.step()
+        self._steps += 1
+        if not self._plan.group.is_first:
+            return
+        self._report_rate(at)
+        if at.step % self._plan.settings.frequent == 0:
+            speed = self._steps * self._plan.batch_size / (time.perf_counter() - self._since)
+            stats = self._head.stats
+            self._since, self._steps = time.perf_counter(), 0
+            row = self._row(at, loss, speed, stats)
+            self._log.metrics(row)
+            self._log.info(self._line(at, row, stats))
+
+    def _report_rate(self, at: Position) -> None:
+        before, now = self._plan.rate_at(at.step - 1), self._plan.rate_at(at.step)
+        if at.step % STEPS_BETWEEN_RATE_LINES == 0:
+            batch = at.images_seen // self._plan.batch_size
+            self._log.say(f"lr-batch-epoch: {now:g} {batch} {at.epoch}")
+        if self._plan.settings.lr_schedule == "step" and now < before:
+            self._log.say(f"lr change to {now:g}")
+
+    def _row(
+        self, at: Position, loss: float, speed: float, stats: dict[str, float]
+    ) -> dict[str, Any]:
+        """Return a row of ``metrics.csv``."""
+        return {
+            "step": at.step,
+            "epoch": at.epoch,
+            "lr": self._plan.rate_at(at.step - 1),
+            "accuracy": stats["accuracy"],
+            "loss": loss,
+            "intra": stats["intra"],
+            "inter_above_floor": stats["inter"] - stats.get("inter_floor", math.nan),
+            "positive_cosine": stats["positive_cosine"],
+            "negative_cosine": stats["negative_cosine"],
+            # With a single class there is no negative.
+            "max_negative_cosine": max(stats["max_negative_cosine"], -1.0),
+            "samples_per_second": speed,
+        }
+
+    def _line(self, at: Position, row: dict[str, Any], stats: dict[str, float]) -> str:
+        """Return the line of a row, as insightface's Speedometer writes it."""
+        parts = ""
+        if self._head.criterion.dissected:  # other losses can't be split into these parts
+            parts = f"intra={stats['intra']:.4f}\tinter={stats['inter']:.4f}\t"
+            if "inter_floor" in stats:
+                parts += f"inter_floor={stats['inter_floor']:.4f}\t"
+        batch = at.images_seen // self._plan.batch_size
+        first = max(batch - self._plan.settings.frequent, 0)
+        return (
+            f"Epoch[{at.epoch}] Batch [{first}-{batch}]\tSpeed: {row['samples_per_second']:.2f} "
+            f"samples/sec\tacc={row['accuracy']:f}\tlossvalue={row['loss']:f}\t{parts}"
+            f"cos_y={row['positive_cosine']:.4f}\tmax_cos_n={row['max_negative_cosine']:.4f}"
+        )
