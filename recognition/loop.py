@@ -20,9 +20,9 @@ from dsoftmax.recognition.data.pipeline import Batch
 from dsoftmax.recognition.lock import RunLock
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.models import Models, Scores
-from dsoftmax.recognition.options import Settings
 from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.report import Position, Report
+from dsoftmax.recognition.settings import Settings
 from dsoftmax.recognition.states import name_newest_state, path_of, prune_states, update_facts
 from dsoftmax.recognition.trained import DivergedError, Trained
 

@@ -20,13 +20,16 @@ from dsoftmax.recognition.data.augment import Augmentation
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.pipeline import Pipeline
 from dsoftmax.recognition.data.records import Records
+from dsoftmax.recognition.flags import AUTO, MUST
 from dsoftmax.recognition.log import import_mxboard
 from dsoftmax.recognition.networks.files import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.networks.layers import BatchNorm
-from dsoftmax.recognition.options import AUTO, MANY_CLASSES, MUST, Settings
 from dsoftmax.recognition.schedule import learning_rate
+from dsoftmax.recognition.settings import Settings
 from dsoftmax.recognition.states import is_whole, list_states, read_facts
+
+MANY_CLASSES = 10_000  # from so many on, several devices share the class weights by default
 
 
 class Plan:

@@ -17,8 +17,8 @@ if __name__ == "__main__" and not is_worker():
 
 from dsoftmax.recognition.common.distributed import job
 from dsoftmax.recognition.loop import Run
-from dsoftmax.recognition.options import parse
 from dsoftmax.recognition.report import describe
+from dsoftmax.recognition.settings import parse
 
 
 @command

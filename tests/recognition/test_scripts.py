@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.recognition.options import parse
+from dsoftmax.recognition.settings import parse
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 ROWS = {"table1": 9, "table2": 9, "table3": 4}

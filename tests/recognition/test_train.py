@@ -23,7 +23,7 @@ from dsoftmax.recognition import checkpoint, lock, loop, models, plan, states, t
 from dsoftmax.recognition.common.distributed.group import Group
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import Records
-from dsoftmax.recognition.options import parse
+from dsoftmax.recognition.settings import parse
 
 COUNTS = (9, 8, 10, 7, 9)  # images of each identity; 43 in all, 5 batches of 8 an epoch
 

@@ -26,7 +26,7 @@ from dsoftmax.recognition.common.distributed.parameter_server.keys import (
 )
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import RecordWriter
-from dsoftmax.recognition.options import parse
+from dsoftmax.recognition.settings import parse
 from dsoftmax.tools import launch
 from tests.conftest import make_image
 from tests.recognition.common import job_of_heads

@@ -1,11 +1,14 @@
 """Flags and configurations as insightface's users write them."""
 
+import json
 import textwrap
 
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.recognition.options import build_parser, parse
+from dsoftmax.recognition import flags
+from dsoftmax.recognition.flags import FLAGS, GROUPS, Flag, build_parser
+from dsoftmax.recognition.settings import parse
 
 
 def test_insightface_s_defaults():
@@ -187,3 +190,42 @@ class TestOwnConfig:
 def test_help_lists_all_losses():
     text = build_parser().format_help()
     assert not [name for name in losses.names() if name not in text]
+
+
+def test_help_is_in_groups_with_examples():
+    text = build_parser().format_help()
+    places = [text.index(f"\n{group}:\n") for group in (*GROUPS, "examples")]
+    assert places == sorted(places)
+    assert "learning rate (default: 0.1)" in text
+
+
+def test_a_flag_is_one_entry(monkeypatch):
+    """Of the table come the parser, the check of its range, and the field of the settings."""
+    for flag in FLAGS:
+        assert not flag.field or hasattr(parse([]), flag.field), flag.name
+    patience = Flag("patience", "log", "steps without a better score", int, 7, least=1)
+    monkeypatch.setattr(flags, "FLAGS", (*FLAGS, patience))
+    text = flags.build_parser().format_help()
+    assert "steps without a better score (default: 7)" in text
+    args = flags.build_parser().parse_args(["--patience", "0"])
+    with pytest.raises(ValueError, match="--patience must be at least 1, not 0"):
+        flags.check_ranges(args)
+
+
+def test_settings_can_not_be_changed_and_survive_json():
+    found = parse(["--loss", "dsoftmax_k", "--image-size", "56"])
+    with pytest.raises(AttributeError):
+        found.lr = 1.0
+    saved = json.loads(json.dumps(found.as_json()))
+    assert saved["image_size"] == [56, 56]
+    assert saved["loss_options"]["preset"] == "dsoftmax_k"
+    assert {"architecture", "network_options", "fc7_wd_mult", "mirror", "store"} <= set(saved)
+
+
+def test_options_of_a_loss_without_a_flag():
+    options = ["--loss-option", "trees=9", "--loss-option", "correction=None"]
+    found = parse(["--loss", "hf_softmax", *options])
+    assert (found.loss_options["trees"], found.loss_options["correction"]) == (9, None)
+    assert parse(["--loss-option", "name=a word"]).loss_options["name"] == "a word"
+    with pytest.raises(SystemExit):
+        parse(["--loss-option", "trees"])

@@ -1,0 +1,246 @@
+"""The settings of a run, which its flags and a configuration make together.
+
+Flags are read twice, as insightface does: network, dataset and loss first, because these change the
+defaults of the others.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import importlib.util
+import os
+from dataclasses import asdict, make_dataclass
+from typing import Any, Mapping
+
+from easydict import EasyDict
+
+from dsoftmax.recognition import config as shipped
+from dsoftmax.recognition.common.checks import did_you_mean
+from dsoftmax.recognition.common.preflight import check_mxnet
+from dsoftmax.recognition.flags import FLAGS, build_parser, check_ranges, parse_first
+
+PARTS = ("config", "default", "network", "dataset", "loss", "generate_config")
+MARGIN_SOFTMAX = "margin_softmax"
+NO_MARGIN = {"scale": 64.0, "m1": 1.0, "m2": 0.0, "m3": 0.0}
+# What a configuration calls the options of a loss, where it is not loss_<option>.
+LOSS_KEYS = {"loss_s": "scale"}
+# What a configuration calls the options of a network.
+NETWORK_KEYS = {
+    "net_se": "se",
+    "net_act": "act",
+    "net_unit": "unit",
+    "net_input": "input",
+    "net_output": "output",
+    "net_multiplier": "multiplier",
+    "net_blocks": "blocks",
+    "bn_mom": "bn_momentum",
+}
+FP16_SCALE = 128.0  # where a configuration says fp16 and no flag says more
+# The settings that no single flag makes.
+DERIVED = {
+    "architecture": str,  # what `networks.create` calls the network
+    "network_options": dict,
+    "loss_options": dict,  # of the loss named by its item "preset"
+    "fc7_lr_mult": float,  # learning rate and weight decay of class weights, times this
+    "fc7_wd_mult": float,
+}
+
+
+class _Settings:
+    """Everything that decides what a run does: a field per flag with one, and those of `DERIVED`.
+
+    0 stands for "as the data have it" in `num_classes` and for "no end" in `max_steps` and
+    `end_epoch`; None for "as the data have it" in `image_size`.
+    """
+
+    @property
+    def folder(self) -> str:
+        """The folder of all files of the run."""
+        extra = f"-{self.extra_model_name}" if self.extra_model_name else ""
+        name = f"{self.network}-{self.loss}-{self.dataset}{extra}".replace(":", "_")
+        return os.path.join(self.models_root, name)
+
+    @property
+    def prefix(self) -> str:
+        """The path that its model files begin with."""
+        return os.path.join(self.folder, "model")
+
+    def as_json(self) -> dict[str, Any]:
+        """Return all settings as JSON can hold them."""
+        return asdict(self)
+
+
+Settings = make_dataclass(
+    "Settings",
+    [*((flag.field, Any) for flag in FLAGS if flag.field), *DERIVED.items()],
+    bases=(_Settings,),
+    namespace={"__doc__": _Settings.__doc__, "__module__": __name__},
+    frozen=True,
+)
+
+
+def parse(argv: list[str] | None = None) -> Settings:
+    """Turn the flags of a command line into the settings of a run."""
+    first = parse_first(argv)
+    module = load_config(first.config)
+    for flag in ("network", "dataset", "loss"):
+        setattr(first, flag, getattr(first, flag) or module.default[flag])
+    if first.data_dir:
+        module.dataset.setdefault(first.dataset, EasyDict(dataset_path=first.data_dir))
+    if ":" in first.network:  # a network of another library, which `networks` finds or refuses
+        module.network[first.network] = EasyDict(net_name=first.network)
+    for flag in ("network", "dataset", "loss"):
+        _check_name(flag, getattr(first, flag), getattr(module, flag))
+    module.generate_config(first.network, first.dataset, first.loss)
+    args = build_parser(module).parse_args(argv)
+    for flag in ("network", "dataset", "loss"):
+        setattr(args, flag, getattr(first, flag))
+    check_ranges(args)
+    return _settle(args, module.config)
+
+
+def _check_name(flag: str, name: str, legal: Mapping) -> None:
+    if name not in legal:
+        more = " (or give --data-dir)" if flag == "dataset" else ""
+        raise ValueError(f"--{flag}: there is no {name!r}{did_you_mean(name, sorted(legal))}{more}")
+
+
+def load_config(path: str | None) -> Any:
+    """Load the configuration of a file, or ours, without the changes of an earlier run.
+
+    Returns
+    -------
+    module
+        It has the names of `PARTS`.
+    """
+    if path and not os.path.isfile(path):
+        raise FileNotFoundError(f"--config {path}: there is no such file")
+    # Merging a run's choices into it changes it, also where a user's configuration imports it.
+    importlib.reload(shipped)
+    module = _execute(path) if path else shipped
+    missing = [name for name in PARTS if not hasattr(module, name)]
+    if missing:
+        raise ValueError(f"--config {path}: it has no {', '.join(missing)}")
+    for name in ("default", "network", "loss"):  # what the user's lacks is taken from ours
+        for key, value in getattr(shipped, name).items():
+            getattr(module, name).setdefault(key, value)
+    return module
+
+
+def _execute(path: str) -> Any:
+    spec = importlib.util.spec_from_file_location("dsoftmax_run_config", path)
+    if spec is None:
+        raise ValueError(f"--config {path}: it is not a Python file: its name must end in .py")
+    module = importlib.util.module_from_spec(spec)
+    try:
+        spec.loader.exec_module(module)
+    except (SyntaxError, NameError, TypeError, AttributeError) as error:
+        raise ValueError(f"--config {path}: {error}") from None
+    return module
+
+
+def _settle(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
+    """Make the settings of flags and a configuration that are merged already."""
+    check_mxnet()  # networks and losses know their options by their code, which imports it
+    values = {flag.field: getattr(args, flag.dest) for flag in FLAGS if flag.field}
+    values.update(_data_settings(args, config))
+    values.update(_network_settings(args, config))
+    values.update(_loss_settings(args, config))
+    return Settings(**values)
+
+
+def _data_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[str, Any]:
+    # The numbers of a configured dataset do not hold for the data of another folder.
+    configured = {} if args.data_dir else config
+    shape = configured.get("image_shape")
+    targets = args.target.split(",") if args.target else config.get("val_targets", ())
+    return {
+        "data_dir": args.data_dir or config["dataset_path"],
+        "num_classes": args.num_classes or configured.get("num_classes", 0),
+        "image_size": args.image_size or (tuple(shape[:2]) if shape else None),
+        "val_targets": tuple(targets),
+        "mirror": bool(args.rand_mirror),
+    }
+
+
+def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[str, Any]:
+    from dsoftmax.recognition import networks
+
+    architecture = _architecture(args.network, config)
+    legal = networks.options_of(architecture)
+    pretrained = args.pretrained
+    if pretrained and not pretrained.rpartition(",")[2].strip().isdigit():
+        pretrained = f"{pretrained},{args.pretrained_epoch}"
+    return {
+        "architecture": architecture,
+        "network_options": {
+            ours: config[theirs]
+            for theirs, ours in NETWORK_KEYS.items()
+            if theirs in config and ours in legal
+        },
+        "embedding_size": args.emb_size or config["emb_size"],
+        "pretrained": pretrained,
+        "fp16_scale": args.fp16_scale or (FP16_SCALE if config.get("fp16") else 0.0),
+    }
+
+
+def _architecture(name: str, config: Mapping[str, Any]) -> str:
+    """Return our name of a network that a configuration may call otherwise."""
+    from dsoftmax.recognition import networks
+    from dsoftmax.recognition.networks.zoo import PREFIX as GLUONCV
+
+    if name in networks.names() or name.startswith(GLUONCV):
+        return name
+    kind, layers = config.get("net_name"), config.get("num_layers")
+    known = {"fresnet": f"r{layers}", "fmobilefacenet": "y1"}.get(kind, kind)
+    if known not in networks.names():
+        raise ValueError(
+            f"--network {name}: there is no network of net_name {kind!r} with num_layers {layers}; "
+            f"legal are {', '.join(networks.names())} and {GLUONCV}<name>"
+        )
+    return known
+
+
+def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[str, Any]:
+    from dsoftmax.recognition.estimate import sampled_share
+
+    preset, options = loss_of(args.loss, config)
+    for flag in FLAGS:
+        if flag.is_loss_option and getattr(args, flag.dest) is not None:
+            options[flag.dest] = getattr(args, flag.dest)
+    if options.get("correction") == "none":
+        options["correction"] = None
+    options.update(args.loss_option or ())
+    store = args.store
+    if store is None:
+        is_sampled = sampled_share(preset, options) is not None
+        store = "server" if args.kvstore == "dist_sync" and is_sampled else "device"
+    parallel = args.class_parallel
+    return {
+        "loss_options": {"preset": preset, **options},
+        "store": store,
+        "class_parallel": None if parallel is None else bool(parallel),
+        "fc7_lr_mult": config.get("fc7_lr_mult", 1.0),
+        "fc7_wd_mult": config.get("fc7_wd_mult", 1.0),
+    }
+
+
+def loss_of(name: str, entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+    """Return the preset and its options that an entry of `loss` in a configuration means."""
+    from dsoftmax import losses
+
+    known = entry.get("loss_name", name)
+    options = {
+        LOSS_KEYS.get(key, key[len("loss_") :]): value
+        for key, value in entry.items()
+        if key.startswith("loss_") and key != "loss_name"
+    }
+    if known == MARGIN_SOFTMAX:
+        return "combined", {**NO_MARGIN, **options}
+    if known not in losses.names():
+        raise ValueError(
+            f"--loss {name}: its loss_name {known!r} is none of {MARGIN_SOFTMAX}, "
+            f"{', '.join(losses.names())}"
+        )
+    return known, options
