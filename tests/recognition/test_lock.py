@@ -3,11 +3,17 @@
 import errno
 import fcntl
 import os
+import socket
+import subprocess
+import sys
 
 import pytest
 
-from dsoftmax.recognition import lock
+from dsoftmax.recognition import lock, loop, train
+from dsoftmax.recognition.common.distributed.group import Group
 from dsoftmax.recognition.lock import FolderInUseError, RunLock
+from dsoftmax.recognition.settings import parse
+from tests.recognition.runs import folder_of
 
 
 def test_one_at_a_time(tmp_path):
@@ -75,3 +81,54 @@ def test_where_there_are_no_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(lock, "UNSUPPORTED", ())
     with pytest.raises(OSError, match="No locks available"):
         RunLock(tmp_path)
+
+
+def test_a_second_run_is_refused(flags, capsys):
+    made = flags(max_steps=2)
+    first = loop.Run(parse(made))
+    (folder_of(made) / "states" / "state-00000001.77.part").mkdir(parents=True)
+    before = sorted(folder_of(made).rglob("*"))
+    for more in ([], ["--resume"], ["--resume", "auto"]):
+        assert train.main([*made, *more]) == 2
+        err = capsys.readouterr().err
+        assert f"is in use by process {os.getpid()} on {socket.gethostname()} since 20" in err
+        assert "--extra-model-name" in err
+        assert err.count("\n") == 1
+    assert sorted(folder_of(made).rglob("*")) == before
+    assert first.train() == 0
+    assert not (folder_of(made) / lock.NAME).exists()
+    assert train.main([*flags(max_steps=4), "--resume"]) == 0
+
+
+def test_a_killed_run_holds_nothing(flags, capsys):
+    made = flags(max_steps=2)
+    hold = (
+        "import sys, time\n"
+        "from dsoftmax.recognition.lock import RunLock\n"
+        "held = RunLock(sys.argv[1])\n"
+        "print('locked', flush=True)\n"
+        "time.sleep(100)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, "-c", hold, folder_of(made)], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout.readline() == "locked\n"
+    assert train.main(made) == 2
+    assert f"is in use by process {process.pid} on" in capsys.readouterr().err
+    process.kill()
+    process.communicate()
+    assert (folder_of(made) / lock.NAME).exists()
+    assert train.main(made) == 0
+
+
+def test_other_processes_of_a_group_lock_nothing(flags, monkeypatch):
+    class Second(Group):
+        rank, size = 1, 2
+
+    def refuse(*_):
+        raise ValueError("that is enough")
+
+    monkeypatch.setattr(loop, "Plan", refuse)
+    with pytest.raises(ValueError, match="that is enough"):
+        loop.Run(parse(flags()), Second())
+    assert not folder_of(flags()).exists()

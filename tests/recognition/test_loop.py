@@ -1,0 +1,136 @@
+"""Steps: signals, divergence, and the updates."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import mxnet as mx
+import numpy as np
+import pytest
+
+from dsoftmax.recognition import loop, states, train
+from dsoftmax.recognition.common.distributed.group import Group
+from dsoftmax.recognition.settings import parse
+from tests.recognition.runs import (
+    folder_of,
+    newest,
+)
+
+
+def test_sigterm_saves_and_leaves(flags):
+    """Through the real command, whose exit code tells the signal."""
+    made = flags(max_steps=100_000, verbose=100_000, target="none")
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", train.__file__, *made],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    for line in process.stdout:
+        if line.startswith("call reset()"):
+            break
+    time.sleep(0.3)
+    process.send_signal(signal.SIGTERM)
+    out, _ = process.communicate(timeout=60)
+    assert process.returncode == 143
+    assert f"stopped by signal {int(signal.SIGTERM)}: saving step" in out
+    step = int(newest(made).name.split("-")[1])
+    assert step > 0
+    assert states.read_facts(str(newest(made)))["step"] == step
+
+
+def test_ctrl_c_saves_and_leaves(flags, monkeypatch, capsys):
+    train_step = loop.Run.train_step
+
+    def interrupted(run, batch):
+        if run.step == 2:
+            os.kill(os.getpid(), signal.SIGINT)
+        return train_step(run, batch)
+
+    monkeypatch.setattr(loop.Run, "train_step", interrupted)
+    before = signal.getsignal(signal.SIGINT)
+    made = flags(target="none")
+    assert train.main(made) == 128 + signal.SIGINT
+    assert "stopped by signal 2: saving step 3" in capsys.readouterr().out
+    assert newest(made).name == "state-00000003"
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+class TwoProcesses(Group):
+    """The first of two processes; the second sends `others`, name by name."""
+
+    size = 2
+
+    def __init__(self, **others):
+        self.others = others
+
+    def gather_integers(self, name, values):
+        return np.append(values, self.others[name])
+
+
+def test_a_signal_reaches_all_processes():
+    """By a call of its own, whichever process received it."""
+    quiet = loop.StopSignals(TwoProcesses(signal=[signal.SIGTERM]))
+    quiet.exchange()
+    assert (quiet.received, quiet.agreed) == (0, signal.SIGTERM)
+    with loop.StopSignals(TwoProcesses(signal=[0])) as signals:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (signals.received, signals.agreed) == (signal.SIGTERM, 0)  # the other can't know
+        signals.exchange()
+        assert signals.agreed == signal.SIGTERM
+
+
+def test_a_nan_stops_the_run_before_it_is_saved(flags, capsys):
+    made = flags(lr="1e30", max_steps=50, lr_steps="", verbose=1000, target="none")
+    assert train.main(made) == 2
+    err = capsys.readouterr().err
+    assert "learning rate 1e+30, scale 32" in err
+    assert "embeddings hold NaN or infinite numbers" in err
+    assert "--clip-gradient" in err
+    found = json.loads((folder_of(made) / "diverged.json").read_text())
+    assert len(found["images"]) == 8
+    assert not (folder_of(made) / "states").exists()
+    assert not list(folder_of(made).glob("model-*.params"))
+
+
+def test_weight_decay_is_of_everything(flags):
+    """With no gradient a step multiplies each parameter by 1 - lr wd."""
+    run = loop.Run(parse(flags(wd=0.5, mom=0.0)))
+    parameters = run.plan.network.collect_params().values()
+    embeddings = run.trained.backbone.forward(next(run.plan.pipeline.epoch(0)).data)
+    run.trained.backbone.backward(mx.nd.zeros_like(embeddings))
+    mx.nd.waitall()  # moving averages are written on the way backward
+    before = {one.name: one.data().asnumpy() for one in parameters}
+    run.trained.backbone.update(0.1, 8)
+    for one in parameters:
+        factor = 1 if one.grad_req == "null" else 0.95
+        np.testing.assert_allclose(one.data().asnumpy(), before[one.name] * factor, rtol=1e-5)
+
+
+def test_multipliers_of_class_weights(flags, tmp_path):
+    (tmp_path / "config.py").write_text(
+        "from dsoftmax.recognition.config import *\n"
+        "config.fc7_lr_mult = 0.0\nconfig.fc7_wd_mult = 3.0\n"
+    )
+    made = flags(config=tmp_path / "config.py", max_steps=3, target="none")
+    run = loop.Run(parse(made))
+    before = run.trained.head.class_weights()
+    assert run.trained.head_trainer.optimizer.wd == pytest.approx(3 * 5e-4)
+    run.train()
+    np.testing.assert_array_equal(run.trained.head.class_weights(), before)
+
+
+@pytest.mark.parametrize("devices", ["cpu", "cpu:2"])
+def test_clipping(flags, devices):
+    longest = 1e-3
+    made = flags(clip_gradient=longest, wd=0.0, mom=0.0, devices=devices, target="none")
+    run = loop.Run(parse(made))
+    before = run.trained.backbone.parameters()
+    before = {key: array.asnumpy() for key, array in before.items() if "moving" not in key}
+    run.train_step(next(run.plan.pipeline.epoch(0)))
+    after = run.trained.backbone.parameters()
+    moved = sum(np.square(after[key].asnumpy() - old).sum() for key, old in before.items())
+    assert np.sqrt(moved) == pytest.approx(0.1 * longest, rel=1e-2)
