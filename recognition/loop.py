@@ -498,7 +498,7 @@ class Run:
                     f"step {self.step}: {name} holds NaN or infinite numbers; it was not saved. "
                     "Try a lower --lr or --clip-gradient, and --resume from the last state"
                 )
-        if not all(shard.is_finite() for shard in self.trained.head.store.shards):
+        if not self.trained.head.store.all_finite():
             self._refuse_classes("class weights hold NaN or infinite numbers")
         return parameters
 
