@@ -2,50 +2,49 @@
 
     head = losses.create("dsoftmax_k", num_classes=757000, embedding_size=512, sample_rate=1 / 64)
 
-A loss is a criterion on two numbers a sample: the cosine with its own class, z_y, and the
+A loss is a criterion on two numbers per sample: the cosine with its own class, z_y, and the
 log-sum-exp of the scaled cosines with its negatives, n. Which negatives, where the class weights
 live, and how much memory n may take are independent choices.
 """
 
+from __future__ import annotations
+
+import importlib
+from typing import Any
+
 from dsoftmax.recognition.common.preflight import check_mxnet
 
-check_mxnet()
+# The public names and the modules they live in. A module is imported when its name is first used:
+# MXNet takes a second to load, and a command's --help needs no more than the losses' names.
+_MODULES = {
+    "AdaFace": "criteria",
+    "ArcFace": "criteria",
+    "Combined": "criteria",
+    "CosFace": "criteria",
+    "Criterion": "criteria",
+    "DSoftmax": "criteria",
+    "DSoftmaxArcFace": "criteria",
+    "DSoftmaxSoftmax": "criteria",
+    "Head": "head",
+    "HeadTrainer": "trainer",
+    "NegativeLogSumExp": "log_sum_exp",
+    "Softmax": "criteria",
+    "SphereFace": "criteria",
+    "create": "presets",
+    "names": "presets",
+    "register": "presets",
+    "resolve": "presets",
+}
+__all__ = sorted(_MODULES)
 
-from dsoftmax.losses import operators  # noqa: E402
 
-operators.load()
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if _MODULES[name] != "presets":  # the only one that needs no MXNet
+        check_mxnet()
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)
 
-from dsoftmax.losses.criteria import (  # noqa: E402
-    AdaFace,
-    ArcFace,
-    Combined,
-    CosFace,
-    Criterion,
-    DSoftmax,
-    DSoftmaxArcFace,
-    DSoftmaxSoftmax,
-    Softmax,
-    SphereFace,
-)
-from dsoftmax.losses.head import Head  # noqa: E402
-from dsoftmax.losses.log_sum_exp import NegativeLogSumExp  # noqa: E402
-from dsoftmax.losses.presets import create, names  # noqa: E402
-from dsoftmax.losses.trainer import HeadTrainer  # noqa: E402
 
-__all__ = [
-    "AdaFace",
-    "ArcFace",
-    "Combined",
-    "CosFace",
-    "Criterion",
-    "DSoftmax",
-    "DSoftmaxArcFace",
-    "DSoftmaxSoftmax",
-    "Head",
-    "HeadTrainer",
-    "NegativeLogSumExp",
-    "Softmax",
-    "SphereFace",
-    "create",
-    "names",
-]
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

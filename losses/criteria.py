@@ -1,4 +1,4 @@
-"""The criteria: each loss of the family as a few lines on two numbers a sample.
+"""The criteria: each loss of the family as a few lines on two numbers per sample.
 
 `z_y` is the cosine with the sample's own class, `n` the log-sum-exp of the scaled cosines with its
 negatives. Which negatives these are, where their weights live and how n was computed is nobody's
@@ -17,7 +17,7 @@ from mxnet.gluon.loss import Loss, _apply_weighting
 ROUNDING = 5e-7
 
 
-class Batch(NamedTuple):
+class BatchContext(NamedTuple):
     """What a criterion may ask about the batch beside z_y and n."""
 
     step: int  # steps before this one
@@ -63,7 +63,7 @@ class Criterion(Loss):
         self.scale = float(scale)
         self.state: dict[str, float] = {}  # what must be saved to go on, if anything
 
-    def arguments(self, batch: Batch) -> list[mx.nd.NDArray]:
+    def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
         """Return what `parts` needs beside z_y and n, for each batch.
 
         They are arrays because a hybridized graph would keep the numbers of its first call.
@@ -122,7 +122,7 @@ class Entangled(Criterion):
         return (low + high) / 2
 
     def _target_of(self, z_y: float) -> float:
-        arguments = self.arguments(Batch(step=1 << 30, norm=mx.nd.ones((1,))))
+        arguments = self.arguments(BatchContext(step=1 << 30, norm=mx.nd.ones((1,))))
         return float(self.target(mx.nd, mx.nd.array([z_y]), *arguments).asscalar())
 
 
@@ -290,7 +290,7 @@ class SphereFace(Entangled):
         """Return λ of a step."""
         return max(self.beta_min, self.beta * (1 + self.gamma * step) ** -self.power)
 
-    def arguments(self, batch: Batch) -> list[mx.nd.NDArray]:
+    def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
         """Return λ, (1,), where there is annealing."""
         if not self.annealing:
             return []
@@ -368,7 +368,7 @@ class AdaFace(Entangled):
         self.m, self.h, self.forget = m, h, forget
         self.state = {"mean": 20.0, "deviation": 100.0}
 
-    def arguments(self, batch: Batch) -> list[mx.nd.NDArray]:
+    def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
         """Return the quality q of each sample, (B,)."""
         norm = batch.norm.detach().clip(0.001, 100)  # a measure, not to be trained
         forget = self.forget if batch.is_training else 0
@@ -412,7 +412,7 @@ class DSoftmax(Criterion):
         super().__init__(scale, **kwargs)
         self.d = float(d)
 
-    def arguments(self, batch: Batch) -> list[mx.nd.NDArray]:
+    def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
         """Return the weight of the inter part, (1,), where it has one."""
         if batch.inter_weight is None:
             return []

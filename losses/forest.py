@@ -14,8 +14,15 @@ from dsoftmax.losses.kernels import (
     from_numpy,
     inverse_norm,
 )
-from dsoftmax.losses.samplers import Draw, RandomClasses, draw_others, generator
-from dsoftmax.losses.stores import ClassStore
+from dsoftmax.losses.samplers import (
+    PAPER_RATE,
+    Draw,
+    RandomClasses,
+    SamplerSetting,
+    draw_others,
+    generator,
+)
+from dsoftmax.losses.stores.base import ClassStore
 
 PLANES = 256  # shared by all trees: one product of matrices tells the sides of all
 DEEPEST = 16  # planes a tree: its leaves are numbered in uint16, which numpy sorts by radix
@@ -326,6 +333,32 @@ class ForestClasses(RandomClasses):
         self._store = store
         self._forest: Forest | None = None
         self._stats = {"forest_rebuild_seconds": 0.0, "forest_query_seconds": 0.0}
+
+    @classmethod
+    def make(
+        cls,
+        setting: SamplerSetting,
+        *,
+        sample_rate: float = PAPER_RATE,
+        correction: None = None,
+        trees: int = 50,
+        rebuild_every: int = 100,
+    ) -> ForestClasses:
+        """Make the sampler of a head."""
+        if correction is not None:
+            raise ValueError(
+                "correction: a forest has no closed form for a class's probability to be found; "
+                "leave it out"
+            )
+        return cls(
+            setting.store,
+            sample_rate,
+            setting.dissected,
+            trees,
+            rebuild_every,
+            setting.normalize,
+            setting.seed,
+        )
 
     @property
     def built_at(self) -> int:

@@ -9,21 +9,20 @@ import numpy as np
 from mxnet import autograd, nd
 from mxnet.gluon import Block
 
-from dsoftmax.losses.criteria import Batch, Criterion
-from dsoftmax.losses.kernels import SMALLEST_NORM, RowGradient, Workspace, row_sum
-from dsoftmax.losses.samplers import AllClasses
-from dsoftmax.losses.servers import ServerStore, ServerTrainer
-from dsoftmax.losses.step import Step, StepInputs
-from dsoftmax.losses.stores import LARGEST_ARRAY, ClassStore
-from dsoftmax.losses.trainer import HeadTrainer, StaleGradientError
+from dsoftmax.losses.criteria import BatchContext, Criterion
+from dsoftmax.losses.kernels import SMALLEST_NORM, RowGradient, row_sum
+from dsoftmax.losses.samplers import Sampler
+from dsoftmax.losses.step import Step, StepInputs, Steps
+from dsoftmax.losses.stores.base import ClassStore
+from dsoftmax.losses.trainer import HeadTrainer
 from dsoftmax.recognition.common.arrays import save_arrays
 
-CLASS_WEIGHT = "class_weight"  # what `save_parameters` calls them
-SUPERSEDED_STEPS = 4  # watched for a backward pass that comes too late
+CLASS_WEIGHT = "class_weight"  # the name in files of `save_parameters`
+LARGEST_ARRAY = (1 << 31) - 1  # elements of an array in MXNet's files
 
 
 class Head(Block):
-    """Loss of a batch of embeddings against the weights of all classes.
+    """The loss of a batch of embeddings against the weights of all classes.
 
     Made by `dsoftmax.losses.create`.
 
@@ -31,17 +30,15 @@ class Head(Block):
     ----------
     criterion : Criterion
         Makes a loss of (z_y, n).
-    sampler : AllClasses or one of its kind
+    sampler : Sampler
         Chooses the negatives of n.
     store : ClassStore
-        Holds the class weights. Where several processes share them, each must be given the
-        embeddings and labels of the whole batch, and gets the loss of all of it.
+        Holds the class weights. If several processes share them, each must be given the embeddings
+        and labels of the whole batch, and returns its whole loss.
     normalize : bool
         Cosines, or plain inner products.
     chunk : int, optional
-        Classes at a time when n is computed, to save memory.
-    mean_over_rows : bool
-        With sampled rows: divide the inter part by their number instead of the batch's.
+        Classes per product when n is computed, to save memory.
     seed : int
         Of the weights' initialization.
 
@@ -57,11 +54,10 @@ class Head(Block):
     def __init__(
         self,
         criterion: Criterion,
-        sampler: AllClasses,
+        sampler: Sampler,
         store: ClassStore,
         normalize: bool = True,
         chunk: int | None = None,
-        mean_over_rows: bool = False,
         seed: int = 0,
     ):
         super().__init__()
@@ -70,17 +66,14 @@ class Head(Block):
         self.store = store
         self.normalize = normalize
         self.chunk = chunk
-        self.mean_over_rows = mean_over_rows
         self.seed = seed
-        self.step = 0  # training batches seen: what is drawn is a function of (seed, step)
+        self.step = 0  # training batches so far: draws are a function of (seed, step)
         self._is_initialized = False
         self._forget_steps()
 
     def _forget_steps(self) -> None:
-        """Drop all that belongs to batches seen so far, but for their number."""
-        self._pending: Step | None = None  # the last training batch, until its update
-        self._superseded: list[Step] = []  # training batches before it that had no update
-        self._idle_workspaces: list[Workspace] | None = None
+        """Drop everything that belongs to batches seen so far, but for their number."""
+        self._steps = Steps(self.store)
         self._last: tuple[Step, dict[str, nd.NDArray]] | None = None  # for `stats`
 
     def __getstate__(self) -> dict:
@@ -111,9 +104,8 @@ class Head(Block):
         self._is_initialized = True
 
     def trainer(self, optimizer="sgd", optimizer_params: dict | None = None) -> HeadTrainer:
-        """Return what updates the class weights, with the methods of a ``gluon.Trainer``."""
-        kind = ServerTrainer if isinstance(self.store, ServerStore) else HeadTrainer
-        return kind(self, optimizer, optimizer_params or {})
+        """Make the trainer of the class weights, with the methods of a ``gluon.Trainer``."""
+        return self.store.make_trainer(self, optimizer, optimizer_params or {})
 
     def class_weights(self) -> np.ndarray:
         """Return all class weights, numpy (K, D), however they are split."""
@@ -122,7 +114,7 @@ class Head(Block):
     def load_class_weights(self, array) -> None:
         """Set all class weights from an array (K, D); gradients of the old ones are dropped.
 
-        Of several processes the first one's array counts; the others may give None.
+        All processes must call it; the first one's array counts, the others may give None.
         """
         if self.store.group.is_first:
             array = array.asnumpy() if isinstance(array, nd.NDArray) else np.asarray(array)
@@ -139,7 +131,7 @@ class Head(Block):
     def save_parameters(self, filename, deduplicate: bool = False) -> None:
         """Save all class weights, (K, D) however they are split, as one array ``class_weight``.
 
-        Of several processes, which must all call it, the first writes the file.
+        All processes must call it; the first writes the file.
         """
         if self.num_classes * self.embedding_size > LARGEST_ARRAY:
             raise ValueError(
@@ -153,7 +145,7 @@ class Head(Block):
     def load_parameters(self, filename, *_, **__) -> None:
         """Load what `save_parameters` saved, on any number of devices.
 
-        Of several processes, which must all call it, the first reads the file.
+        All processes must call it; the first reads the file.
         """
         weights = None
         if self.store.group.is_first:
@@ -164,11 +156,11 @@ class Head(Block):
         self.load_class_weights(weights)
 
     def _collect_params_with_prefix(self, prefix: str = "") -> dict:
-        """Refuse to be a part of another block's file, which would lack the class weights."""
+        """Refuse to be saved as a part of another block: the class weights would be missing."""
         raise ValueError(
-            "class weights are no gluon.Parameters, so that a file of the block around this head "
-            "would lack them: save and load the head by its own save_parameters, and the network "
-            "by its own"
+            "class weights are no gluon.Parameters, so a file of the block around this head would "
+            "lack them: call save_parameters and load_parameters on the head and on the network "
+            "separately"
         )
 
     def forward(self, embeddings, labels, sample_weight=None):
@@ -179,12 +171,14 @@ class Head(Block):
         norm = self._check_embeddings(embeddings, labels)
         is_training = autograd.is_recording()
         with autograd.pause():
-            step = self._make_step(embeddings.detach(), labels, is_training)
+            draw = self.sampler.draw(self.step, labels, embeddings.detach())
+            inputs = StepInputs(
+                labels, draw, self.criterion.scale, self.normalize, self.chunk, is_training
+            )
+            step = self._steps.run(inputs, embeddings.detach())
         z_y, n = step.record(embeddings)
-        inter_weight = None
-        if self.mean_over_rows:
-            inter_weight = 1 / step.share_with_negatives()
-        arguments = self.criterion.arguments(Batch(self.step, norm, inter_weight, is_training))
+        batch = BatchContext(self.step, norm, draw.inter_weight, is_training)
+        arguments = self.criterion.arguments(batch)
         loss = self.criterion(z_y, n, sample_weight, *arguments)
         with autograd.pause():
             arguments = [argument.detach() for argument in arguments]
@@ -194,71 +188,15 @@ class Head(Block):
             self.step += 1
         return loss
 
-    def _make_step(self, embeddings: nd.NDArray, labels: np.ndarray, is_training: bool) -> Step:
-        if is_training:
-            self._supersede()
-        workspaces, self._idle_workspaces = self._idle_workspaces, None
-        if workspaces is None:
-            workspaces = [Workspace(shard.device) for shard in self.store.shards]
-        draw = self.sampler.draw(self.step, labels, embeddings)
-        inputs = StepInputs(
-            labels, draw, self.criterion.scale, self.normalize, self.chunk, is_training
-        )
-        step = Step(self.store, inputs, embeddings, workspaces)
-        if is_training:
-            self._pending = step
-        else:
-            self._retire(step)
-        return step
-
-    def _retire(self, step: Step) -> None:
-        """Take a step's memory back: nobody will ask for its gradients."""
-        self._idle_workspaces = step.workspaces
-        step.release()
-
-    def _supersede(self) -> None:
-        """Let a new batch take the last one's place, as a new gradient overwrites an old one."""
-        if self._pending is not None:
-            self._retire(self._pending)
-            self._superseded.append(self._pending)
-            self._pending = None
-        waiting = [step for step in self._superseded if not step.went_backward]
-        self._superseded = waiting[-SUPERSEDED_STEPS:]
-
     def take_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
-        """Hand out, once, the gradients to the class weights of the batch that went backward.
+        """Hand out, once, the gradients to the class weights of the last batch.
 
         Returns
         -------
         iterator of (shard, class_rows, gradient)
-            As of `Step.weight_gradients`. Until it is exhausted it owns the step's memory.
+            As in `Step.weight_gradients`.
         """
-        steps = [*self._superseded, *([self._pending] if self._pending else [])]
-        backward = [step for step in steps if step.went_backward]
-        if not backward:
-            raise StaleGradientError(
-                "there is no new gradient since the last step: call the head under autograd.record "
-                "and backward on its loss first"
-            )
-        step, self._pending, self._superseded = self._pending, None, []
-        if len(backward) > 1 or backward[0] is not step:
-            self._retire(step)
-            found = (
-                f"{len(backward)} batches went backward at once"
-                if len(backward) > 1
-                else "the batch that went backward is not the last one"
-            )
-            raise RuntimeError(
-                f"{found}, but a head holds the gradients of one: call backward and step for each "
-                "batch before the next"
-            )
-        return self._gradients_of(step)
-
-    def _gradients_of(self, step: Step) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
-        try:
-            yield from step.weight_gradients()
-        finally:
-            self._retire(step)
+        return self._steps.take_gradients()
 
     def _check_labels(self, labels) -> np.ndarray:
         labels = labels.asnumpy() if isinstance(labels, nd.NDArray) else np.asarray(labels)
@@ -303,37 +241,27 @@ class Head(Block):
 
     @property
     def stats(self) -> dict[str, float]:
-        """What the last batch looked like.
+        """Figures of the last batch.
 
-        ``intra`` and ``inter`` loss (where the criterion is not dissected the whole loss is
-        ``intra``), ``inter_floor`` (the inter loss if all negatives were orthogonal, for criteria
+        ``intra`` and ``inter`` loss (the whole loss is ``intra`` if the criterion is not
+        dissected), ``inter_floor`` (the inter loss if all negatives were orthogonal, for criteria
         whose inter loss depends on the negatives alone), ``accuracy`` (the share of samples nearer
         to their own class than to any negative), the mean ``positive_cosine``, the mean
-        ``negative_cosine`` and the ``max_negative_cosine``, ``rows_touched`` (class weights read
-        and, in training, updated), and what the sampler has to tell.
+        ``negative_cosine`` and the ``max_negative_cosine``, ``rows_touched`` (class rows read and,
+        in training, updated), and what the sampler reports.
         """
         if self._last is None:
             return {}
         step, parts = self._last
-        found = {name: float(part.mean().asscalar()) for name, part in parts.items()}
+        figures = {name: float(part.mean().asscalar()) for name, part in parts.items()}
         floor = self.criterion.inter_floor(step.orthogonal_n())
         if floor is not None:
-            # Samples without negatives have no inter loss.
-            weight = 1.0 if self.mean_over_rows else step.share_with_negatives()
-            found["inter_floor"] = weight * floor
-        return {**found, **step.stats(), **self.sampler.stats}
+            figures["inter_floor"] = step.inter_share() * floor
+        return {**figures, **step.stats(), **self.sampler.stats}
 
     def __repr__(self) -> str:
-        where = ", ".join(
-            f"{shard.device}" + (f" from {shard.home}" if shard.home != shard.device else "")
-            for shard in self.store.shards
-        )
-        if isinstance(self.store, ServerStore):
-            where += " from parameter servers"
-        if self.store.group.size > 1:
-            where += f" and those of {self.store.group.size - 1} more processes"
         chunk = f", {self.chunk} classes at a time" if self.chunk else ""
         return (
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "
-            f"{self.sampler!r}{chunk}; on {where})"
+            f"{self.sampler!r}{chunk}; on {self.store.describe()})"
         )

@@ -17,6 +17,8 @@ from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses import operators
 
+operators.load()
+
 # Stands for the logarithm of an empty sum. Finite, so that no difference of two is NaN.
 NOTHING = -1e30
 SMALLEST_NORM = 1e-10

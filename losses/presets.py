@@ -1,66 +1,239 @@
-"""The paper's losses by name."""
+"""The losses by name: a criterion, a choice of negatives and their options.
+
+This is the only place that knows the options of a loss and their defaults; flags, configurations,
+memory estimates and benchmarks ask `resolve`.
+"""
 
 from __future__ import annotations
 
-import difflib
+import importlib
 import inspect
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import mxnet as mx
+from dsoftmax.losses.stores import STORES, find_store
+from dsoftmax.recognition.common.checks import did_you_mean, whole_number
+from dsoftmax.recognition.common.preflight import check_mxnet
 
-from dsoftmax.losses import criteria
-from dsoftmax.losses.forest import ForestClasses
-from dsoftmax.losses.head import Head
-from dsoftmax.losses.samplers import AllClasses, RandomClasses, RandomRows
-from dsoftmax.losses.servers import ServerStore
-from dsoftmax.losses.stores import ClassStore
-from dsoftmax.recognition.common.distributed.group import ALONE, Group
-from dsoftmax.recognition.common.distributed.parameter_server.worker import ServerGroup
+if TYPE_CHECKING:
+    import mxnet as mx
 
-# The options of each choice of negatives, and their defaults.
+    from dsoftmax.losses.criteria import Criterion
+    from dsoftmax.losses.head import Head
+    from dsoftmax.losses.samplers import Sampler
+    from dsoftmax.losses.stores.base import ClassStore
+    from dsoftmax.recognition.common.distributed.group import Group
+
+# The choices of negatives. The keyword arguments of a sampler's `make` are its options.
 NEGATIVES = {
-    "all": {},
-    "classes": {"sample_rate": 1 / 64, "correction": None},
-    "rows": {"sample_rate": 1 / 64, "mean_over_rows": False},
-    "forest": {"sample_rate": 1 / 64, "correction": None, "trees": 50, "rebuild_every": 100},
+    "all": "dsoftmax.losses.samplers.AllClasses",
+    "classes": "dsoftmax.losses.samplers.RandomClasses",
+    "rows": "dsoftmax.losses.samplers.RandomRows",
+    "forest": "dsoftmax.losses.forest.ForestClasses",
 }
-STORES = ("device", "host", "server")
 DEFAULT_SCALE = 64  # insightface's
 PAPER = {"scale": 32}
 
 
 @dataclass(frozen=True)
 class Preset:
-    """A criterion, a choice of negatives, and the options that differ from their defaults."""
+    """A criterion, a choice of negatives, and the options that differ from their defaults.
 
-    criterion: type[criteria.Criterion]
+    Parameters
+    ----------
+    criterion : str or type of Criterion
+        The class, or its name in `criteria`.
+    negatives : str
+        A key of `NEGATIVES`.
+    options : dict
+    """
+
+    criterion: str | type[Criterion]
     negatives: str = "all"
     options: dict[str, Any] = field(default_factory=dict)
 
 
 PRESETS = {
-    "softmax": Preset(criteria.Softmax, options={"scale": 1, "normalize": False}),
-    "nsoftmax": Preset(criteria.Softmax),
-    "sphereface": Preset(criteria.SphereFace, options=PAPER),
-    "cosface": Preset(criteria.CosFace),
-    "arcface": Preset(criteria.ArcFace),
-    "combined": Preset(criteria.Combined),
-    "adaface": Preset(criteria.AdaFace),
-    "dsoftmax": Preset(criteria.DSoftmax, options=PAPER),
-    "dsoftmax_b": Preset(criteria.DSoftmax, "rows", PAPER),
-    "dsoftmax_k": Preset(criteria.DSoftmax, "classes", PAPER),
-    "dsoftmax_softmax": Preset(criteria.DSoftmaxSoftmax, options=PAPER),
-    "dsoftmax_arcface": Preset(criteria.DSoftmaxArcFace, options=PAPER),
-    "rand_softmax": Preset(criteria.Softmax, "classes", PAPER),
-    "rand_arcface": Preset(criteria.ArcFace, "classes", PAPER),
-    "hf_softmax": Preset(criteria.Softmax, "forest", PAPER),
+    "softmax": Preset("Softmax", options={"scale": 1, "normalize": False}),
+    "nsoftmax": Preset("Softmax"),
+    "sphereface": Preset("SphereFace", options=PAPER),
+    "cosface": Preset("CosFace"),
+    "arcface": Preset("ArcFace"),
+    "combined": Preset("Combined"),
+    "adaface": Preset("AdaFace"),
+    "dsoftmax": Preset("DSoftmax", options=PAPER),
+    "dsoftmax_b": Preset("DSoftmax", "rows", PAPER),
+    "dsoftmax_k": Preset("DSoftmax", "classes", PAPER),
+    "dsoftmax_softmax": Preset("DSoftmaxSoftmax", options=PAPER),
+    "dsoftmax_arcface": Preset("DSoftmaxArcFace", options=PAPER),
+    "rand_softmax": Preset("Softmax", "classes", PAPER),
+    "rand_arcface": Preset("ArcFace", "classes", PAPER),
+    "hf_softmax": Preset("Softmax", "forest", PAPER),
 }
 
 
 def names() -> list[str]:
     """List every preset."""
     return list(PRESETS)
+
+
+def register(name: str, criterion: type[Criterion], negatives: str = "all", **options: Any) -> None:
+    """Add a loss of your own, for `create` and for ``train.py --loss``.
+
+    Call it from the file that ``train.py --config`` names, or before `create`.
+
+    Parameters
+    ----------
+    name : str
+        A new one.
+    criterion : type of Criterion
+        The parameters of its constructor are the options of the loss.
+    negatives : {"all", "classes", "rows", "forest"}
+    **options
+        Defaults that differ from the constructor's.
+
+    Examples
+    --------
+    >>> from dsoftmax.losses import ArcFace
+    >>> register("gentle_arcface", ArcFace, m2=0.2)
+    """
+    known = PRESETS.get(name)
+    # A configuration may be loaded twice, and then registers its classes again.
+    is_again = known is not None and _name_of(known.criterion) == _name_of(criterion)
+    if known is not None and not is_again:
+        raise ValueError(f"there is a loss {name!r} already: choose another name")
+    preset = Preset(criterion, negatives, options)
+    _resolve(name, preset, {}, None)  # refuses options it does not have
+    PRESETS[name] = preset
+
+
+def _name_of(criterion: str | type[Criterion]) -> str:
+    if isinstance(criterion, str):
+        return f"dsoftmax.losses.criteria.{criterion}"
+    return f"{criterion.__module__}.{criterion.__qualname__}"
+
+
+@dataclass(frozen=True)
+class LossSpec:
+    """A loss with all of its options.
+
+    Attributes
+    ----------
+    name : str
+        The preset's.
+    criterion : type of Criterion
+    negatives : str
+        A key of `NEGATIVES`.
+    sampler : type of Sampler
+    options : dict
+        Every option of criterion and sampler, and ``normalize``, with its value.
+    """
+
+    name: str
+    criterion: type[Criterion]
+    negatives: str
+    sampler: type[Sampler]
+    options: dict[str, Any]
+
+    @property
+    def sampled_share(self) -> float | None:
+        """The share of the classes whose weights a step uses; None for all of them."""
+        return self.options["sample_rate"] if self.sampler.is_sparse else None
+
+    def make_criterion(self) -> Criterion:
+        """Make the criterion."""
+        options = _criterion_options(self.criterion)
+        return self.criterion(**{name: self.options[name] for name in options})
+
+    def make_sampler(self, store: ClassStore, seed: int) -> Sampler:
+        """Make the sampler for the classes of a store."""
+        from dsoftmax.losses.samplers import SamplerSetting
+
+        setting = SamplerSetting(store, self.criterion.dissected, self.options["normalize"], seed)
+        options = _sampler_options(self.sampler)
+        return self.sampler.make(setting, **{name: self.options[name] for name in options})
+
+
+def resolve(
+    name: str, options: dict[str, Any] | None = None, negatives: str | None = None
+) -> LossSpec:
+    """Find a loss by its name, and the value of each of its options.
+
+    Parameters
+    ----------
+    name : str
+        One of `names`.
+    options : dict
+        What differs from the preset's values.
+    negatives : {"all", "classes", "rows", "forest"}, optional
+        Another choice of negatives than the preset's. A ``sample_rate`` for a preset of all
+        classes samples classes.
+
+    Raises
+    ------
+    ValueError
+        There is no such loss.
+    TypeError
+        It has no such option; the message names the legal ones.
+
+    Examples
+    --------
+    >>> resolve("dsoftmax_k").sampled_share
+    0.015625
+    >>> resolve("cosface", {"m3": 0.4}).options["m3"]
+    0.4
+    """
+    if name not in PRESETS:
+        raise ValueError(f"there is no loss {name!r}{did_you_mean(name, PRESETS)}")
+    return _resolve(name, PRESETS[name], options or {}, negatives)
+
+
+def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str | None) -> LossSpec:
+    if negatives is None:
+        is_sampled = preset.negatives == "all" and "sample_rate" in options
+        negatives = "classes" if is_sampled else preset.negatives
+    if negatives not in NEGATIVES:
+        raise ValueError(f"negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}")
+    check_mxnet()
+    criterion = preset.criterion
+    if isinstance(criterion, str):
+        criterion = _import(_name_of(criterion))
+    sampler = _import(NEGATIVES[negatives])
+    defaults = {**_criterion_options(criterion), **_sampler_options(sampler), "normalize": True}
+    chosen = {**preset.options, **options}
+    unknown = sorted(set(chosen) - set(defaults))
+    if unknown:
+        raise TypeError(
+            f"{name} with negatives={negatives!r} has no option {', '.join(unknown)}; legal are "
+            f"{', '.join(sorted(defaults))} and ctx, store, chunk, seed, negatives"
+        )
+    return LossSpec(name, criterion, negatives, sampler, {**defaults, **chosen})
+
+
+def _import(path: str) -> Any:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def _criterion_options(criterion: type[Criterion]) -> dict[str, Any]:
+    """Return the parameters of a criterion and their defaults."""
+    parameters = inspect.signature(criterion).parameters.values()
+    return {
+        parameter.name: DEFAULT_SCALE if parameter.name == "scale" else parameter.default
+        for parameter in parameters
+        if parameter.kind is not parameter.VAR_KEYWORD
+        and parameter.name not in ("weight", "batch_axis")
+    }
+
+
+def _sampler_options(sampler: type[Sampler]) -> dict[str, Any]:
+    """Return the options of a sampler and their defaults."""
+    parameters = inspect.signature(sampler.make).parameters.values()
+    return {
+        parameter.name: parameter.default
+        for parameter in parameters
+        if parameter.kind is parameter.KEYWORD_ONLY
+    }
 
 
 def create(
@@ -72,7 +245,7 @@ def create(
     chunk: int | None = None,
     seed: int = 0,
     negatives: str | None = None,
-    group: Group = ALONE,
+    group: Group | None = None,
     **options,
 ) -> Head:
     """Make a head by its name.
@@ -84,23 +257,25 @@ def create(
     num_classes, embedding_size : int
         K and D.
     ctx : mx.Context or list of them
-        Where the class weights are computed with: one device, or several that share them.
+        The devices that compute with the class weights: one, or several that share them.
     store : {"device", "host", "server"}
-        Where they are stored. In the host's memory or on parameter servers only with sampled
-        classes, of which the step's rows are then copied to the devices.
+        Where the class weights live. In the host's memory or on parameter servers only with sampled
+        classes: each step copies the class rows it uses to the devices.
     chunk : int, optional
-        Classes at a time when n is computed: less memory, one more matrix product.
+        Classes per product when n is computed: less memory, one more matrix product.
     seed : int
-        Of the initialization and of all that is drawn.
+        Of the initialization and of everything that is drawn.
     negatives : {"all", "classes", "rows", "forest"}, optional
         Another choice of negatives than the preset's. A `sample_rate` for a preset of all classes
-        is one of classes.
-    group : Group
-        The processes that share the classes, each with as many devices; by default this one.
+        samples classes.
+    group : Group, optional
+        The processes that share the classes, each with the same number of devices; by default this
+        process alone.
     **options
-        ``scale``; of the criterion, as ``d`` or ``m1, m2, m3``; of the negatives: ``sample_rate``;
-        for classes ``correction`` (None or "logq"); for rows ``mean_over_rows``; for a forest
-        ``trees`` and ``rebuild_every``. ``normalize=False`` takes inner products for cosines.
+        ``scale``; of the criterion, such as ``d`` or ``m1, m2, m3``; of the negatives:
+        ``sample_rate``; for classes ``correction`` (None or "logq"); for rows ``mean_over_rows``;
+        for a forest ``trees`` and ``rebuild_every``. ``normalize=False`` takes inner products
+        instead of cosines.
 
     Returns
     -------
@@ -111,98 +286,33 @@ def create(
     >>> head = create("dsoftmax_k", num_classes=1000, embedding_size=64, sample_rate=1 / 64)
     >>> head.initialize(mx.init.Normal(0.01))
     """
-    preset = _find(name)
-    if negatives is None:
-        sampled = preset.negatives == "all" and "sample_rate" in options
-        negatives = "classes" if sampled else preset.negatives
-    elif negatives not in NEGATIVES:
-        raise ValueError(f"negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}")
-    own = _criterion_options(preset.criterion)
-    legal = {**own, **NEGATIVES[negatives], "normalize": True, **preset.options}
-    unknown = sorted(set(options) - set(legal))
-    if unknown:
-        raise TypeError(
-            f"{name} with negatives={negatives!r} has no option {', '.join(unknown)}; legal are "
-            f"{', '.join(sorted(legal))} and ctx, store, chunk, seed, negatives"
-        )
-    chosen = {**legal, **options}
-    _check_shared(num_classes, embedding_size, chunk, seed, store, negatives, group)
-    contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.current_context()])
-    criterion = preset.criterion(**{key: chosen[key] for key in own})
-    if store == "server":
-        weights = ServerStore(num_classes, embedding_size, contexts, group)
-    else:
-        weights = ClassStore(num_classes, embedding_size, contexts, store == "host", group)
-    return Head(
-        criterion,
-        _make_sampler(negatives, chosen, weights, criterion.dissected, seed),
-        weights,
-        normalize=chosen["normalize"],
-        chunk=chunk,
-        mean_over_rows=chosen.get("mean_over_rows", False),
-        seed=seed,
-    )
-
-
-def _find(name: str) -> Preset:
-    if name not in PRESETS:
-        near = difflib.get_close_matches(name, PRESETS, n=3)
-        hint = f", did you mean {' or '.join(near)}?" if near else "."
-        raise ValueError(f"there is no loss {name!r}{hint} Legal are {', '.join(PRESETS)}")
-    return PRESETS[name]
-
-
-def _criterion_options(criterion: type[criteria.Criterion]) -> dict[str, Any]:
-    """Return the parameters of a criterion and their defaults."""
-    parameters = inspect.signature(criterion).parameters.values()
-    return {
-        parameter.name: DEFAULT_SCALE if parameter.name == "scale" else parameter.default
-        for parameter in parameters
-        if parameter.kind is not parameter.VAR_KEYWORD
-        and parameter.name not in ("weight", "batch_axis")
-    }
-
-
-def _make_sampler(
-    negatives: str, options: dict[str, Any], store: ClassStore, dissected: bool, seed: int
-) -> AllClasses:
-    if negatives == "all":
-        return AllClasses()
-    num_classes, rate = store.shape[0], options["sample_rate"]
-    if negatives == "rows":
-        return RandomRows(rate, seed)
-    if negatives == "classes":
-        return RandomClasses(num_classes, rate, dissected, options["correction"], seed)
-    if options["correction"] is not None:
-        raise ValueError(
-            "correction: a forest has no closed form for a class's chance to be found; leave it out"
-        )
-    return ForestClasses(
-        store,
-        rate,
-        dissected,
-        options["trees"],
-        options["rebuild_every"],
-        options["normalize"],
-        seed,
-    )
-
-
-def _check_shared(num_classes, embedding_size, chunk, seed, store, negatives, group) -> None:
-    for key, value, least in (
-        ("num_classes", num_classes, 1),
-        ("embedding_size", embedding_size, 1),
-        ("seed", seed, 0),
-        ("chunk", 1 if chunk is None else chunk, 1),
-    ):
-        if value != int(value) or value < least:
-            raise ValueError(f"{key} must be a whole number, {least} or more, not {value!r}")
+    spec = resolve(name, options, negatives)
+    whole_number("num_classes", num_classes, 1)
+    whole_number("embedding_size", embedding_size, 1)
+    whole_number("seed", seed, 0)
+    if chunk is not None:
+        whole_number("chunk", chunk, 1)
     if store not in STORES:
         raise ValueError(f"store must be one of {', '.join(STORES)}, not {store!r}")
-    if store != "device" and negatives not in ("classes", "forest"):
+    kind = find_store(store)
+    if kind.needs_sampled_classes and spec.sampled_share is None:
         raise ValueError(
-            f"store={store!r} copies the step's rows to the devices, and here a step uses all "
-            "rows: choose a loss with sampled classes (negatives='classes' or 'forest')"
+            f"store={store!r} copies the class rows of a step to the devices, and here a step uses "
+            "all of them: choose a loss with sampled classes (negatives='classes' or 'forest')"
         )
-    if store == "server" and not isinstance(group, ServerGroup):
-        raise ValueError("store='server' needs a group of MXNet's parameter server (dist_sync)")
+
+    import mxnet as mx
+
+    from dsoftmax.losses.head import Head
+    from dsoftmax.recognition.common.distributed.group import ALONE
+
+    contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.current_context()])
+    weights = kind(num_classes, embedding_size, contexts, ALONE if group is None else group)
+    return Head(
+        spec.make_criterion(),
+        spec.make_sampler(weights, seed),
+        weights,
+        normalize=spec.options["normalize"],
+        chunk=chunk,
+        seed=seed,
+    )

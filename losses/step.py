@@ -29,17 +29,23 @@ from dsoftmax.losses.kernels import (
 )
 from dsoftmax.losses.log_sum_exp import BlockwiseLogSumExp, Negatives, combine_negatives
 from dsoftmax.losses.samplers import Draw
-from dsoftmax.losses.stores import ClassStore, Shard
+from dsoftmax.losses.stores.base import ClassStore, Shard
+
+SUPERSEDED_STEPS = 4  # that are watched for a backward pass that comes too late
+
+
+class StaleGradientError(RuntimeError):
+    """There was no backward pass since the last update."""
 
 
 class StepInputs(NamedTuple):
-    """What a step is about: the same for every shard."""
+    """The description of a step, the same for every shard."""
 
     labels: np.ndarray  # (B,) int64
     draw: Draw
     scale: float
     normalize: bool  # cosines, or plain inner products
-    chunk: int | None  # classes at a time; None to keep the logits of all
+    chunk: int | None  # classes per product; None to keep the logits of all
     for_training: bool
 
 
@@ -53,7 +59,7 @@ class ShardStep:
     unit : (B, D)
         The embeddings on the shard's device, normalised if cosines are wanted.
     workspace : Workspace
-        On the shard's device. The step owns it until its gradients are taken.
+        On the shard's device.
     """
 
     def __init__(self, shard: Shard, inputs: StepInputs, unit: nd.NDArray, workspace: Workspace):
@@ -131,7 +137,7 @@ class ShardStep:
     def weight_gradients(
         self, grad_z_y: nd.NDArray, grad_n: nd.NDArray, n: nd.NDArray
     ) -> Iterator[tuple[slice | np.ndarray, RowGradient]]:
-        """Make the gradient to the shard's class weights, one block at a time.
+        """Make the gradient to the shard's class weights, block by block.
 
         Parameters
         ----------
@@ -145,9 +151,9 @@ class ShardStep:
         Yields
         ------
         class_rows : slice or (classes,) int64
-            Of the shard.
+            Counted from the shard's first class.
         gradient : RowGradient
-            To be used before the next is asked for.
+            The next block reuses its memory.
         """
         targets = self._target_gradient(grad_z_y) if len(self.samples) else None
         if self._log_sum_exp:
@@ -183,7 +189,7 @@ class Step:
 
     The values are computed when the step is made. `record` puts them into MXNet's graph; once
     ``backward`` has passed through them (`went_backward`), `weight_gradients` makes the gradients
-    to the class weights.
+    to the class weights. Made by `Steps`, which lends it the memory.
 
     Parameters
     ----------
@@ -191,7 +197,7 @@ class Step:
     inputs : StepInputs
     embeddings : (B, D)
     workspaces : list of Workspace
-        One per shard. The step owns them until its gradients are taken, or until it is released.
+        One per shard, lent until `release`.
     """
 
     def __init__(
@@ -204,7 +210,7 @@ class Step:
         self._store = store
         self._inputs = inputs
         self._context = embeddings.context
-        self.workspaces = workspaces
+        self._workspaces: list[Workspace] | None = workspaces
         self._leaves: tuple[nd.NDArray, nd.NDArray] | None = None
         inverse = inverse_norm(embeddings) if inputs.normalize else None
         unit = scale_rows(embeddings, inverse) if inputs.normalize else embeddings
@@ -319,20 +325,26 @@ class Step:
         """Whether ``backward`` has passed through what `record` returned."""
         return self._leaves is not None and any(leaf._fresh_grad for leaf in self._leaves)
 
-    def release(self) -> None:
-        """Give up the gradients to the class weights, and the memory they need."""
-        self._shards, self.workspaces = [], []
+    def release(self) -> list[Workspace]:
+        """Give the memory back; from now on the step has no gradients to class weights."""
+        workspaces, self._workspaces = self._workspaces, None
+        if workspaces is None:
+            raise RuntimeError("the memory of this step was given back already")
+        self._shards = []
+        return workspaces
 
     def weight_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
-        """Make the gradients to the class weights, one block at a time.
+        """Make the gradients to the class weights, block by block.
 
         Yields
         ------
         shard : int
-            Its number.
+            The shard's number.
         class_rows, gradient
-            As of `ShardStep.weight_gradients`.
+            As in `ShardStep.weight_gradients`.
         """
+        if self._workspaces is None:
+            raise RuntimeError("the gradients of this step were taken or given up already")
         grad_z_y, grad_n = (leaf.grad for leaf in self._leaves)
         samples = self._inputs.draw.samples
         if samples is not None:
@@ -351,10 +363,11 @@ class Step:
         total = drawn * math.exp(self._inputs.draw.correction) + labels
         return math.log(total) if total else NOTHING
 
-    def share_with_negatives(self) -> float:
-        """Return the share of the samples that have negatives."""
-        samples, labels = self._inputs.draw.samples, self._inputs.labels
-        return 1.0 if samples is None else len(samples) / len(labels)
+    def inter_share(self) -> float:
+        """Return by what the mean inter loss is multiplied because some samples have none."""
+        draw, labels = self._inputs.draw, self._inputs.labels
+        share = 1.0 if draw.samples is None else len(draw.samples) / len(labels)
+        return share if draw.inter_weight is None else share * draw.inter_weight
 
     def _count_negatives(self) -> tuple[int, int]:
         """Count a sample's negatives: those that were drawn, and those that are labels."""
@@ -385,3 +398,90 @@ class Step:
 
     def _index(self, positions: np.ndarray) -> nd.NDArray:
         return from_numpy(positions, self._context)
+
+
+class Steps:
+    """Owns the memory of a head's steps, and knows which of them may hand out gradients.
+
+    The life of a training step: its forward pass makes it *pending* (`run`); after its backward
+    pass its gradients are taken once (`take_gradients`); then, or when a newer step supersedes it,
+    its memory serves the next one. Any other order is an error.
+
+    Parameters
+    ----------
+    store : ClassStore
+    """
+
+    def __init__(self, store: ClassStore):
+        self._store = store
+        self._pending: Step | None = None  # the last training step, until its gradients are taken
+        self._superseded: list[Step] = []  # training steps before it that had no update
+        self._idle_workspaces: list[Workspace] | None = None
+
+    def run(self, inputs: StepInputs, embeddings: nd.NDArray) -> Step:
+        """Do the forward pass of a step, (B, D) embeddings against the class weights."""
+        if inputs.for_training:
+            self._supersede()
+        workspaces, self._idle_workspaces = self._idle_workspaces, None
+        if workspaces is None:
+            workspaces = [Workspace(shard.device) for shard in self._store.shards]
+        step = Step(self._store, inputs, embeddings, workspaces)
+        if inputs.for_training:
+            self._pending = step
+        else:
+            self._retire(step)
+        return step
+
+    def _retire(self, step: Step) -> None:
+        self._idle_workspaces = step.release()
+
+    def _supersede(self) -> None:
+        """Let a new step take the pending one's place, as a new gradient overwrites an old one."""
+        if self._pending is not None:
+            self._retire(self._pending)
+            self._superseded.append(self._pending)
+            self._pending = None
+        waiting = [step for step in self._superseded if not step.went_backward]
+        self._superseded = waiting[-SUPERSEDED_STEPS:]
+
+    def take_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
+        """Hand out, once, the gradients to the class weights of the pending step.
+
+        Returns
+        -------
+        iterator of (shard, class_rows, gradient)
+            As in `Step.weight_gradients`. Until it is exhausted it owns the step's memory.
+
+        Raises
+        ------
+        StaleGradientError
+            There was no backward pass since the last call.
+        RuntimeError
+            Backward passed through several steps, or through one that was superseded.
+        """
+        steps = [*self._superseded, *([self._pending] if self._pending else [])]
+        backward = [step for step in steps if step.went_backward]
+        if not backward:
+            raise StaleGradientError(
+                "there is no new gradient since the last step: call the head under autograd.record "
+                "and backward on its loss first"
+            )
+        step, self._pending, self._superseded = self._pending, None, []
+        if len(backward) > 1 or backward[0] is not step:
+            self._retire(step)
+            problem = (
+                f"{len(backward)} batches went backward at once"
+                if len(backward) > 1
+                else "the batch that went backward is not the last one"
+            )
+            raise RuntimeError(
+                f"{problem}, but a head holds the gradients of one: call backward and step for "
+                "each batch before the next"
+            )
+        return self._gradients_of(step)
+
+    def _gradients_of(self, step: Step) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
+        try:
+            yield from step.weight_gradients()
+        finally:
+            self._retire(step)

@@ -51,10 +51,8 @@ def save_state(
     nd.waitall()  # moving averages are written on the way backward
     parameters = trained.backbone.parameters()
     if not group.is_first:
-        if trained.head.store.reads_together:
-            for _ in trained.head.store.blocks():
-                pass
-        trained.head_trainer.save_states(os.devnull)
+        trained.head.store.assist_reading()
+        trained.head_trainer.assist_reading()
         return path
     os.makedirs(folder, exist_ok=True)
     if os.path.exists(path):

@@ -11,7 +11,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
-from dsoftmax.losses.presets import STORES
+from dsoftmax.losses.stores import STORES
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.common.checks import at_least
 from dsoftmax.recognition.common.cli import default_threads, image_size, rate
@@ -332,7 +332,7 @@ FLAGS = (
         "devices",
         "where class weights are kept (default: device, but server for sampled classes with "
         "dist_sync)",
-        choices=STORES,
+        choices=tuple(STORES),
     ),
     Flag("chunk", "devices", "classes at a time, to save memory (default: all)", int, least=1),
     # --- saving

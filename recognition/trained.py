@@ -47,7 +47,7 @@ class Trained(NamedTuple):
                     f"step {step}: {name} holds NaN or infinite numbers; it was not saved. "
                     "Try a lower --lr or --clip-gradient, and --resume from the last state"
                 )
-        if not all(shard.is_finite() for shard in self.head.store.shards):
+        if not self.head.store.all_finite():
             raise diverged_classes(step)
         return parameters
 

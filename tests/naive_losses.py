@@ -1,10 +1,12 @@
-"""Every loss of the family in float64, a row at a time, written from the paper's formulas.
+"""Every loss of the family in float64, row by row, written from the paper's formulas.
 
 A loss is a function of a row's cosines z (K,), its label y and its negatives. Gradients are central
 differences in z, carried over to embeddings and class weights by the cosine's own derivative.
 """
 
 from __future__ import annotations
+
+import inspect
 
 import numpy as np
 
@@ -39,13 +41,13 @@ def log_one_plus_sum(exponents):
 
 
 def entangled(target):
-    """log(1 + Σ e^{s z_k} / e^{s φ(z_y)})."""
+    """log(1 + Σ e^{s z_k} / e^{s φ(z_y)}), of φ as a function of z_y and options."""
 
-    def loss(z, y, negatives, offset, s, target_of=target, **options):
-        phi = target_of(z[y], **options)
+    def loss(z, y, negatives, offset, s, **options):
+        phi = target(z[y], **options)
         return log_one_plus_sum([s * z[k] + offset[k] - s * phi for k in negatives])
 
-    return loss
+    return loss, options_of(target, after=1)
 
 
 def dsoftmax(z, y, negatives, offset, s, d, inter_weight=1.0):
@@ -62,22 +64,43 @@ def dissected_with(target):
         inter = log_one_plus_sum([s * z[k] + offset[k] - s * phi for k in negatives])
         return log_one_plus_sum([s * d - s * z[y]]) + inter
 
-    return loss
+    return loss, ["d", "constant_z_y", *options_of(target, after=1)]
 
 
-LOSSES = {
-    "softmax": entangled(lambda z: z),
-    "sphereface": entangled(lambda z, m1, lam: (lam * z + psi(np.arccos(z), m1)) / (1 + lam)),
-    "cosface": entangled(lambda z, m3: z - m3),
-    "arcface": entangled(arc),
-    "combined": entangled(combined),
-    "adaface": entangled(
+def options_of(function, after):
+    return list(inspect.signature(function).parameters)[after:]
+
+
+# The twin of each criterion, by the name of its class: the loss of a row, and its options.
+TWINS = {
+    "Softmax": entangled(lambda z: z),
+    "SphereFace": entangled(lambda z, m1, lam: (lam * z + psi(np.arccos(z), m1)) / (1 + lam)),
+    "CosFace": entangled(lambda z, m3: z - m3),
+    "ArcFace": entangled(arc),
+    "Combined": entangled(combined),
+    "AdaFace": entangled(
         lambda z, m, q: np.cos(np.clip(np.arccos(z) - m * q, 0, np.pi)) - m - m * q
     ),
-    "dsoftmax": dsoftmax,
-    "dsoftmax_softmax": dissected_with(lambda z: z),
-    "dsoftmax_arcface": dissected_with(arc),
+    "DSoftmax": (dsoftmax, options_of(dsoftmax, after=5)),
+    "DSoftmaxSoftmax": dissected_with(lambda z: z),
+    "DSoftmaxArcFace": dissected_with(arc),
 }
+
+
+def annealing(x, annealing, m1, **_):
+    """SphereFace's λ of the first step."""
+    return [{"lam": 1000.0 if (m1 > 2 if annealing is None else annealing) else 0.0}] * len(x)
+
+
+def quality(x, h, **_):
+    """AdaFace's measure of quality, of the first step."""
+    norm = np.linalg.norm(x, axis=1).clip(0.001, 100)
+    mean, deviation = 20 + 0.01 * (norm.mean() - 20), 100 + 0.01 * (norm.std() - 100)
+    return [{"q": q} for q in (h * (norm - mean) / (deviation + 0.001)).clip(-1, 1)]
+
+
+# What a twin needs of each row beside its cosines, by the name of the criterion.
+ARGUMENTS = {"SphereFace": annealing, "AdaFace": quality}
 
 
 def cosines(x, weights, normalize):
@@ -87,21 +110,33 @@ def cosines(x, weights, normalize):
     return np.clip(weights @ x / np.where(lengths > 0, lengths, 1), -1, 1)
 
 
-def compute(name, x, weights, labels, negatives, offset, s, normalize=True, per_row=(), **options):
+def compute(name, x, weights, labels, negatives, offset, options):
     """Return the losses (B,) and the gradients of their sum, (B, D) and (K, D).
 
-    `negatives` is a list of classes a row; `per_row` has further options of each row.
+    Parameters
+    ----------
+    name : str
+        Of the criterion's class.
+    x, weights, labels : (B, D), (K, D), (B,)
+    negatives : list of list of int
+        The classes per row.
+    offset : (K,)
+        Added to the logits of the negatives.
+    options : dict
+        All options of the loss; the twin takes those it has.
     """
     x, weights = np.asarray(x, float), np.asarray(weights, float)
     losses, to_x, to_weights = np.zeros(len(x)), np.zeros_like(x), np.zeros_like(weights)
+    twin, wanted = TWINS[name]
+    normalize = options["normalize"]
+    per_row = ARGUMENTS[name](x, **options) if name in ARGUMENTS else [{}] * len(x)
     for row, (label, of_row) in enumerate(zip(labels, negatives)):
         z = cosines(x[row], weights, normalize)
-        own = dict(options, **(per_row[row] if per_row else {}))
-        if name in ("dsoftmax_softmax", "dsoftmax_arcface"):
-            own["constant_z_y"] = z[label]
+        known = {**options, **per_row[row], "constant_z_y": z[label]}
+        known = {key: known[key] for key in wanted if key in known}
 
-        def loss(z, label=label, of_row=of_row, own=own):
-            return LOSSES[name](z, label, of_row, offset, s, **own)
+        def loss(z, label=label, of_row=of_row, known=known):
+            return twin(z, label, of_row, offset, options["scale"], **known)
 
         losses[row] = loss(z)
         for k in {label, *of_row}:

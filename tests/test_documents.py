@@ -63,7 +63,7 @@ def test_the_worked_example_is_the_shipped_loss(rng):
     names = dict(vars(criteria))
     exec(compile(block, "CONTRIBUTING.md", "exec"), names)
     assert names["AdaFace"] is not losses.AdaFace
-    batch = criteria.Batch(0, mx.nd.array(rng.uniform(5, 40, 9)))
+    batch = criteria.BatchContext(0, mx.nd.array(rng.uniform(5, 40, 9)))
     z_y, n = mx.nd.array(rng.uniform(-1, 1, 9)), mx.nd.array(rng.uniform(0, 40, 9))
     values = []
     for kind in (names["AdaFace"], losses.AdaFace):

@@ -55,7 +55,7 @@ from mxnet import autograd, nd  # noqa: E402
 
 from dsoftmax import losses  # noqa: E402
 from dsoftmax.losses import operators  # noqa: E402
-from dsoftmax.losses.presets import NEGATIVES, PRESETS  # noqa: E402
+from dsoftmax.losses.presets import PRESETS, resolve  # noqa: E402
 from dsoftmax.recognition.common.devices import contexts  # noqa: E402
 from dsoftmax.recognition.common.distributed.group import ALONE, Group  # noqa: E402
 
@@ -122,7 +122,7 @@ class Contender:
     def make_head(self, group: Group) -> losses.Head:
         """Create the head, of which each process of a group has its share."""
         options = {}
-        if "sample_rate" in NEGATIVES[self.negatives]:
+        if "sample_rate" in resolve(self.loss).options:
             options["sample_rate"] = self.sample_rate
         return losses.create(
             self.loss,

@@ -19,36 +19,16 @@ def implementation(request, monkeypatch):
         pytest.skip("the operators are not built: python tools/build_operators.py")
 
 
-# preset -> name of the naive loss, and options for both
-CASES = {
-    "softmax": ("softmax", {}),
-    "nsoftmax": ("softmax", {}),
-    "sphereface": ("sphereface", {"m1": 4}),
-    "cosface": ("cosface", {"m3": 0.35}),
-    "arcface": ("arcface", {"m2": 0.5}),
-    "combined": ("combined", {"m1": 1, "m2": 0.3, "m3": 0.2}),
-    "adaface": ("adaface", {"m": 0.4}),
-    "dsoftmax": ("dsoftmax", {"d": 0.9}),
-    "dsoftmax_b": ("dsoftmax", {"d": 0.9, "sample_rate": 0.5}),
-    "dsoftmax_k": ("dsoftmax", {"d": 0.9, "sample_rate": 0.4}),
-    "dsoftmax_softmax": ("dsoftmax_softmax", {"d": 0.9}),
-    "dsoftmax_arcface": ("dsoftmax_arcface", {"d": 0.9, "m2": 0.5}),
-    "rand_softmax": ("softmax", {"sample_rate": 0.4}),
-    "rand_arcface": ("arcface", {"m2": 0.5, "sample_rate": 0.4}),
-    "hf_softmax": ("softmax", {"sample_rate": 0.4, "trees": 3}),
-}
-NOT_OF_THE_FORMULA = {
-    "annealing",
-    "sample_rate",
-    "correction",
-    "trees",
-    "rebuild_every",
-    "mean_over_rows",
-}
+def options_of(preset):
+    """Return options for a small problem: a rate at which something is drawn."""
+    options = losses.resolve(preset).options
+    chosen = {"sample_rate": 0.5 if preset == "dsoftmax_b" else 0.4, "trees": 3}
+    return {name: value for name, value in chosen.items() if name in options}
 
 
-def test_every_preset_has_a_case():
-    assert sorted(CASES) == sorted(losses.names())
+@pytest.mark.parametrize("preset", losses.names())
+def test_every_criterion_has_a_twin(preset):
+    assert losses.resolve(preset).criterion.__name__ in naive_losses.TWINS
 
 
 def run_head(head, x, labels):
@@ -64,7 +44,7 @@ def run_head(head, x, labels):
     return loss.asnumpy(), embeddings.grad.asnumpy(), before - head.class_weights()
 
 
-def run_naive(name, head, draw, x, weights, labels, options):
+def run_naive(name, draw, x, weights, labels, options):
     num_classes, batch = len(weights), len(labels)
     offset = np.zeros(num_classes)
     negatives = set(range(num_classes))
@@ -77,42 +57,20 @@ def run_naive(name, head, draw, x, weights, labels, options):
     of_row = [
         sorted(negatives - {label}) if row in rows else [] for row, label in enumerate(labels)
     ]
-    options = {key: value for key, value in options.items() if key not in NOT_OF_THE_FORMULA}
-    per_row = []
-    if name == "sphereface":
-        criterion = head.criterion
-        options["lam"] = criterion.annealed(head.step) if criterion.annealing else 0.0
-    if name == "adaface":
-        norm = np.linalg.norm(x, axis=1).clip(0.001, 100)
-        mean, deviation = 20 + 0.01 * (norm.mean() - 20), 100 + 0.01 * (norm.std() - 100)
-        quality = (0.333 * (norm - mean) / (deviation + 0.001)).clip(-1, 1)
-        per_row = [{"q": q} for q in quality]
-    if head.mean_over_rows:
-        options["inter_weight"] = batch / len(draw.samples)
-    return naive_losses.compute(
-        name,
-        x,
-        weights,
-        labels,
-        of_row,
-        offset,
-        head.criterion.scale,
-        head.normalize,
-        per_row,
-        **options,
-    )
+    if options.get("mean_over_rows"):
+        options = {**options, "inter_weight": batch / len(draw.samples)}
+    return naive_losses.compute(name, x, weights, labels, of_row, offset, options)
 
 
 def compare(preset, x, weights, labels, options=(), check_gradients=True, **shared):
-    name, defaults = CASES[preset]
-    options = {**defaults, **dict(options)}
+    options = {**options_of(preset), **dict(options)}
     x, weights = np.asarray(x, np.float32), np.asarray(weights, np.float32)
     labels = np.asarray(labels)
-    criterion_only = {k: v for k, v in options.items() if k != "scale"}
     head = losses.create(preset, *weights.shape, seed=3, **options, **shared)
     head.load_class_weights(weights)
     draw = head.sampler.draw(0, labels, mx.nd.array(x))
-    expected = run_naive(name, head, draw, x, weights, labels, criterion_only)
+    spec = losses.resolve(preset, options)
+    expected = run_naive(spec.criterion.__name__, draw, x, weights, labels, spec.options)
     found = run_head(head, x, labels)
     np.testing.assert_allclose(found[0], expected[0], rtol=1e-5, atol=1e-5)
     if check_gradients:
@@ -133,7 +91,7 @@ def problem(rng):
     return make
 
 
-@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize("preset", losses.names())
 @pytest.mark.parametrize(
     ("batch", "num_classes"), [(1, 2), (1, 40), (6, 17), (16, 5), (13, 100)], ids=str
 )
@@ -141,7 +99,7 @@ def test_sizes(preset, problem, batch, num_classes):
     compare(preset, *problem(batch, num_classes))
 
 
-@pytest.mark.parametrize("preset", sorted(set(CASES) - {"softmax"}))
+@pytest.mark.parametrize("preset", sorted(set(losses.names()) - {"softmax"}))
 @pytest.mark.parametrize("scale", [1, 16, 32, 64])
 def test_scales(preset, problem, scale):
     compare(preset, *problem(), {"scale": scale})
@@ -172,7 +130,7 @@ def test_options(preset, options, problem):
     compare(preset, *problem(), options)
 
 
-@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize("preset", losses.names())
 @pytest.mark.parametrize("contexts", [2, 5])
 def test_fewer_classes_than_devices(preset, problem, contexts):
     devices = [mx.cpu(i) for i in range(contexts)]
@@ -180,7 +138,7 @@ def test_fewer_classes_than_devices(preset, problem, contexts):
     compare(preset, *problem(4, 1), ctx=devices)
 
 
-@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize("preset", losses.names())
 def test_all_samples_of_one_class(preset, problem):
     x, weights, labels = problem()
     compare(preset, x, weights, np.full_like(labels, 3))
@@ -191,7 +149,7 @@ def test_all_samples_of_one_class(preset, problem):
 CUSPED = {"arcface", "rand_arcface", "combined", "adaface", "sphereface"}
 
 
-@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize("preset", losses.names())
 @pytest.mark.parametrize("sign", [1, -1])
 def test_exactly_on_and_opposite_to_the_class_weight(preset, problem, sign):
     x, weights, labels = problem()
@@ -199,7 +157,7 @@ def test_exactly_on_and_opposite_to_the_class_weight(preset, problem, sign):
     compare(preset, x, weights, labels, check_gradients=preset not in CUSPED)
 
 
-@pytest.mark.parametrize("preset", CASES)
+@pytest.mark.parametrize("preset", losses.names())
 def test_zero_embedding_and_zero_weight(preset, problem):
     x, weights, labels = problem()
     x[2] = 0
@@ -212,8 +170,7 @@ def test_zero_embedding_and_zero_weight(preset, problem):
 def test_true_and_detached_gradient_of_arcface(problem):
     x, weights, labels = problem()
     true = compare("arcface", x, weights, labels)
-    _, options = CASES["arcface"]
-    head = losses.create("arcface", *weights.shape, detach=True, **options)
+    head = losses.create("arcface", *weights.shape, detach=True)
     head.load_class_weights(weights)
     detached = run_head(head, x.astype(np.float32), labels)
     np.testing.assert_allclose(detached[0], true[0], rtol=1e-6)
@@ -237,15 +194,15 @@ def test_the_naive_gradients_are_right(rng):
     x, weights = rng.normal(size=(3, 4)), rng.normal(size=(5, 4))
     labels, offset = [1, 1, 4], np.zeros(5)
     negatives = [[k for k in range(5) if k != label] for label in labels]
+    options = {"scale": 8.0, "d": 0.7, "normalize": True}
+
+    def compute(x, weights):
+        return naive_losses.compute("DSoftmax", x, weights, labels, negatives, offset, options)
 
     def total(x, weights):
-        return naive_losses.compute("dsoftmax", x, weights, labels, negatives, offset, 8.0, d=0.7)[
-            0
-        ].sum()
+        return compute(x, weights)[0].sum()
 
-    _, to_x, to_weights = naive_losses.compute(
-        "dsoftmax", x, weights, labels, negatives, offset, 8.0, d=0.7
-    )
+    _, to_x, to_weights = compute(x, weights)
     for array, gradient in ((x, to_x), (weights, to_weights)):
         for place in np.ndindex(array.shape):
             moved = [array.copy(), array.copy()]

@@ -7,21 +7,15 @@ from mxnet import autograd, nd
 from mxnet.test_utils import check_numeric_gradient
 
 from dsoftmax import losses
-from dsoftmax.losses.criteria import Batch, Criterion
+from dsoftmax.losses.criteria import BatchContext, Criterion
 
+SPECS = [losses.resolve(name) for name in losses.names()]
+# One per criterion, by the name of its class, and some with other options.
 ALL = {
-    "softmax": losses.Softmax(scale=32),
-    "cosface": losses.CosFace(scale=32),
-    "arcface": losses.ArcFace(scale=32),
-    "detached arcface": losses.ArcFace(scale=32, detach=True),
-    "sphereface": losses.SphereFace(scale=32),
-    "sphereface 1.5": losses.SphereFace(scale=32, m1=1.5),
-    "combined": losses.Combined(scale=32),
-    "combined 1.2": losses.Combined(scale=32, m1=1.2),
-    "adaface": losses.AdaFace(scale=32),
-    "dsoftmax": losses.DSoftmax(scale=32),
-    "dsoftmax_softmax": losses.DSoftmaxSoftmax(scale=32),
-    "dsoftmax_arcface": losses.DSoftmaxArcFace(scale=32),
+    **{spec.criterion.__name__: spec.criterion(scale=32) for spec in SPECS},
+    "detached ArcFace": losses.ArcFace(scale=32, detach=True),
+    "SphereFace 1.5": losses.SphereFace(scale=32, m1=1.5),
+    "Combined 1.2": losses.Combined(scale=32, m1=1.2),
 }
 
 
@@ -36,7 +30,7 @@ def criterion(request):
 def batch(rng):
     z_y = nd.array(rng.uniform(-0.95, 0.95, 12))
     n = nd.array(rng.uniform(-10, 40, 12))
-    return z_y, n, Batch(step=50, norm=nd.array(rng.uniform(5, 40, 12)), inter_weight=1.7)
+    return z_y, n, BatchContext(step=50, norm=nd.array(rng.uniform(5, 40, 12)), inter_weight=1.7)
 
 
 def run(criterion, z_y, n, *arguments):
@@ -69,7 +63,7 @@ def test_sample_weight(criterion, batch, rng):
 
 # The gradient of the others is not that of their value, on purpose.
 @pytest.mark.parametrize(
-    "name", sorted(set(ALL) - {"detached arcface", "dsoftmax_softmax", "dsoftmax_arcface"})
+    "name", sorted(set(ALL) - {"detached ArcFace", "DSoftmaxSoftmax", "DSoftmaxArcFace"})
 )
 def test_numeric_gradients(name, batch):
     criterion = ALL[name]
@@ -137,7 +131,7 @@ def test_targets_fall_with_the_angle():
     cosine = nd.array(np.cos(theta))
     for name, made in ALL.items():
         if hasattr(made, "target"):
-            arguments = made.arguments(Batch(10, nd.ones((500,))))
+            arguments = made.arguments(BatchContext(10, nd.ones((500,))))
             target = made.target(nd, cosine, *arguments).asnumpy()
             assert (np.diff(target) < 1e-6).all(), name
 
@@ -154,7 +148,7 @@ def test_annealing_falls_and_is_an_argument():
     assert [round(criterion.annealed(step), 3) for step in (0, 10, 10**6)] == [1000, 454.545, 5]
     z_y, n = nd.array([0.2]), nd.array([5.0])
     first, last = (
-        criterion(z_y, n, None, *criterion.arguments(Batch(step, nd.ones((1,))))).asscalar()
+        criterion(z_y, n, None, *criterion.arguments(BatchContext(step, nd.ones((1,))))).asscalar()
         for step in (0, 10**6)
     )
     assert last > first  # a hybridized graph must not have kept λ
@@ -163,10 +157,10 @@ def test_annealing_falls_and_is_an_argument():
 def test_adaface_follows_the_lengths(rng):
     criterion = losses.AdaFace(64)
     for _ in range(2000):
-        criterion.arguments(Batch(0, nd.array(rng.normal(15, 3, 64))))
+        criterion.arguments(BatchContext(0, nd.array(rng.normal(15, 3, 64))))
     assert criterion.state["mean"] == pytest.approx(15, abs=0.5)
     assert criterion.state["deviation"] == pytest.approx(3, abs=0.5)
-    (quality,) = criterion.arguments(Batch(0, nd.array([15.0, 100, 0.1])))
+    (quality,) = criterion.arguments(BatchContext(0, nd.array([15.0, 100, 0.1])))
     assert quality.asnumpy() == pytest.approx([0, 1, -1], abs=0.1)
 
 
@@ -185,7 +179,7 @@ def test_safe_where_others_overflow():
     """e^{s (d + 1)} is infinite at s = 64; -1e30 stands for no negatives."""
     z_y, n = nd.array([-1.0, 1.0, 0.0]), nd.array([64.0, -1e30, -1e30])
     for made in ALL.values():
-        arguments = made.arguments(Batch(0, nd.ones((3,))))
+        arguments = made.arguments(BatchContext(0, nd.ones((3,))))
         values = run(made, z_y, n, None, *arguments)
         assert all(np.isfinite(value).all() for value in values), made
 

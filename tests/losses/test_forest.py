@@ -6,12 +6,13 @@ from mxnet import nd
 from dsoftmax import losses
 from dsoftmax.losses import forest as module
 from dsoftmax.losses.forest import Forest, ForestClasses
-from dsoftmax.losses.stores import ClassStore
+from dsoftmax.losses.stores.local import DeviceStore, HostStore
 
 
 def store_of(weights, devices=(0,), on_host=False):
-    store = ClassStore(*weights.shape, [mx.cpu(device) for device in devices], on_host)
-    store.write(0, weights.astype(np.float32))
+    kind = HostStore if on_host else DeviceStore
+    store = kind(*weights.shape, [mx.cpu(device) for device in devices])
+    store.fill(weights.astype(np.float32))
     return store
 
 
@@ -85,7 +86,7 @@ class TestForest:
         samples = rng.normal(size=(4, 6)).astype(np.float32)
         store = store_of(weights)
         forest = Forest.grow(store, True, 3, 40, seed=1, step=0)
-        store.write(0, weights[::-1].astype(np.float32))
+        store.fill(weights[::-1].astype(np.float32))
         assert_nearest(forest.nearest(samples, 5), cosines(samples, weights[::-1]), 5)
 
     def test_planes_halve_the_classes(self, rng):
@@ -191,7 +192,7 @@ class TestForestClasses:
             np.testing.assert_array_equal(state[name], array)
 
         moved = (weights + rng.normal(size=weights.shape)).astype(np.float32)
-        store.write(0, moved)
+        store.fill(moved)
         expected = draw_all(sampler, samples, labels)
         resumed = ForestClasses(store_of(moved, [0, 1]), 0.1, True, **options)
         resumed.load_state(state)

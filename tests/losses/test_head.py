@@ -8,6 +8,8 @@ from mxnet import autograd, gluon, nd
 
 from dsoftmax import losses
 from dsoftmax.losses import log_sum_exp, operators
+from dsoftmax.losses.step import StaleGradientError
+from dsoftmax.losses.trainer import REFUSED_OPTIMIZERS
 
 
 @pytest.fixture
@@ -54,7 +56,7 @@ def test_the_contract_as_it_is_written():
         head.stats
     )
     assert head.stats["rows_touched"] == 12 + 8
-    assert len(losses.names()) == 15
+    assert {"dsoftmax", "dsoftmax_b", "dsoftmax_k", "hf_softmax"} <= set(losses.names())
 
 
 @pytest.mark.parametrize("kind", [np.array, list, lambda y: nd.array(y, dtype="int64")])
@@ -151,7 +153,7 @@ def test_many_blocks_are_one_update(preset, optimizer, rng, monkeypatch):
 def test_new_weights_drop_the_gradients_of_the_old(head, batch):
     backward(head, *batch)
     head.load_class_weights(np.ones((20, 6)))
-    with pytest.raises(losses.trainer.StaleGradientError):
+    with pytest.raises(StaleGradientError):
         head.trainer().step(5)
     np.testing.assert_array_equal(head.class_weights(), 1)
 
@@ -159,11 +161,11 @@ def test_new_weights_drop_the_gradients_of_the_old(head, batch):
 def test_memory_is_used_again(head, batch):
     trainer = head.trainer("sgd")
     backward(head, *batch)
-    workspaces = head._pending.workspaces
+    workspaces = head._steps._pending._workspaces
     for finish in (lambda: trainer.step(5), lambda: None):  # an update, or the next batch
         finish()
         backward(head, *batch)
-        assert head._pending.workspaces is workspaces
+        assert head._steps._pending._workspaces is workspaces
 
 
 def test_an_evaluation_leaves_the_memory_of_a_batch_alone(rng):
@@ -195,7 +197,7 @@ def test_a_batch_without_backward_is_superseded(head, batch):
     for _ in range(20):
         with autograd.record():
             head(*batch)
-    assert len(head._superseded) < 10
+    assert len(head._steps._superseded) < 10
     backward(head, *batch)
     head.trainer("sgd").step(5)
 
@@ -229,7 +231,7 @@ def test_a_used_head_can_be_copied(copied, contexts, batch):
     head.initialize(mx.init.Normal(0.1))
     backward(head, *batch)
     other = copied(head)
-    assert head._pending is not None  # it loses nothing by it
+    assert head._steps._pending is not None  # it loses nothing by it
     head.trainer("sgd").step(5)
     assert other.step == head.step
     assert (other.class_weights() != head.class_weights()).any()
@@ -272,14 +274,14 @@ class TestParameterFiles:
         net.body.initialize()
         net.body.save_parameters(str(tmp_path / "net.params"))
         for method in (net.save_parameters, net.load_parameters):
-            with pytest.raises(ValueError, match="save and load the head by its own"):
+            with pytest.raises(ValueError, match="on the head and on the network separately"):
                 method(str(tmp_path / "net.params"))
         assert len(list(net.collect_params())) == 2  # which a gluon.Trainer asks for
 
 
 @pytest.mark.parametrize("preset", losses.names())
 def test_ten_steps_lower_the_loss(preset, rng):
-    options = {"sample_rate": 0.5} if losses.presets.PRESETS[preset].negatives != "all" else {}
+    options = {"sample_rate": 0.5} if losses.resolve(preset).negatives != "all" else {}
     head = losses.create(preset, 20, 8, seed=1, **options)
     head.initialize(mx.init.Normal(0.1))
     trainer = head.trainer("sgd", {"learning_rate": 0.05, "momentum": 0.9})
@@ -371,7 +373,7 @@ def test_a_class_weight_that_is_no_number_shows_in_the_loss(
     if with_operators and not operators.load():
         pytest.skip("the operators are not built here")
     monkeypatch.setattr(operators, "_is_loaded", with_operators)
-    if losses.presets.PRESETS[preset].negatives != "all":
+    if losses.resolve(preset).negatives != "all":
         options = {"sample_rate": 1.0, **options}
     head = losses.create(preset, 20, 6, **options)
     head.initialize(mx.init.Normal(0.1))
@@ -552,7 +554,8 @@ class TestTrainer:
             contexts = [mx.cpu(i) for i in range(devices)]
             head = losses.create(preset, 30, 4, ctx=contexts, seed=2, **options)
             head.initialize(mx.init.Normal(0.1))
-            more = {"momentum": 0.9} if optimizer == "sgd" else {}
+            # Adam divides small gradients by their size: rounding must not be among those.
+            more = {"momentum": 0.9} if optimizer == "sgd" else {"epsilon": 1.0}
             return head, head.trainer(optimizer, {"learning_rate": 0.1, **more})
 
         def go_on(head, trainer, some):
@@ -586,7 +589,7 @@ class TestTrainer:
         with pytest.raises(ValueError, match="not that of 20 classes"):
             head.trainer("sgd").load_states(tmp_path / "states")
         nd.save(str(tmp_path / "other"), [nd.ones((1,))])
-        with pytest.raises(ValueError, match="no state of a head's trainer"):
+        with pytest.raises(ValueError, match="not the state of a head's trainer"):
             momentum.load_states(tmp_path / "other")
 
     def test_a_step_needs_a_new_gradient(self, head, batch):
@@ -639,7 +642,7 @@ class TestTrainer:
         """With sampled classes, by every optimizer of MXNet; or it is refused."""
         head = losses.create("dsoftmax_k", 1000, 4, sample_rate=0.01, seed=1)
         head.initialize(mx.init.Normal(0.1))
-        if name in losses.trainer.REFUSED_OPTIMIZERS:
+        if name in REFUSED_OPTIMIZERS:
             with pytest.raises(ValueError, match=f"{name} can't update class weights"):
                 head.trainer(name)
             return
@@ -656,12 +659,12 @@ class TestTrainer:
             assert not changed[~now].any()
             assert changed[now].mean() > 0.5  # ftrl may leave a row at 0
             touched |= now
-        for blocks in trainer._read_states():  # momenta of the others have not begun
-            assert not np.concatenate(list(blocks))[~touched].any()
+        for name in trainer._state_names():  # momenta of the others have not begun
+            assert not head.store.read(name)[~touched].any()
 
     @pytest.mark.parametrize(
         "name",
-        sorted(set(mx.optimizer.Optimizer.opt_registry) - set(losses.trainer.REFUSED_OPTIMIZERS)),
+        sorted(set(mx.optimizer.Optimizer.opt_registry) - set(REFUSED_OPTIMIZERS)),
     )
     def test_an_update_of_all_rows_is_the_dense_one(self, name, rng):
         """Rate 1 samples every class: the same numbers as without sampling, over several steps."""

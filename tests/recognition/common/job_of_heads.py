@@ -20,8 +20,8 @@ import numpy as np
 from mxnet import autograd, nd
 
 from dsoftmax import losses
-from dsoftmax.losses import servers
 from dsoftmax.recognition.common.distributed import job
+from dsoftmax.recognition.common.distributed.parameter_server import rows
 
 CLASSES, WIDTH, BATCH, STEPS, SAVED_AT = 101, 16, 12, 6, 3
 SAMPLED = {"sample_rate": 0.25}
@@ -61,7 +61,7 @@ def train(head, trainer, steps):
 
 def make(preset, options, **where):
     """Make a head and its trainer."""
-    with mock.patch.object(servers, "LARGEST_KEY", 40 * 4 * WIDTH):  # several keys, as of millions
+    with mock.patch.object(rows, "LARGEST_KEY", 40 * 4 * WIDTH):  # several keys, as of millions
         head = losses.create(preset, CLASSES, WIDTH, seed=3, **where, **options)
     head.initialize()
     return head, head.trainer("sgd", SGD)

@@ -15,7 +15,6 @@ import pytest
 from mxnet import nd
 
 from dsoftmax.losses import operators
-from dsoftmax.losses.servers import ServerStore
 from dsoftmax.recognition import plan, states, train
 from dsoftmax.recognition.common.distributed import job
 from dsoftmax.recognition.common.distributed.group import Group
@@ -24,6 +23,7 @@ from dsoftmax.recognition.common.distributed.parameter_server.keys import (
     FIRST_CLASS_KEY,
     weights_of_momenta,
 )
+from dsoftmax.recognition.common.distributed.parameter_server.rows import ServerRows
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import RecordWriter
 from dsoftmax.recognition.settings import parse
@@ -492,15 +492,15 @@ class TestRefusals:
             plan.Plan(parse(flags("job", "--devices", "cpu")), Other())
 
 
-class TestServerStore:
+class TestServerRows:
     @pytest.fixture
-    def store(self):
-        made = ServerStore.__new__(ServerStore)
+    def rows(self):
+        made = ServerRows.__new__(ServerRows)
         made.shape, made._has_pushed = (10, 4), False
         return made
 
     @pytest.mark.parametrize(
-        ("classes", "message"),
+        ("numbers", "message"),
         [
             ([3, 1], "sorted and distinct"),
             ([1, 1], "sorted and distinct"),
@@ -508,10 +508,10 @@ class TestServerStore:
             ([-1, 2], "not within 0 to 9"),
         ],
     )
-    def test_what_would_crash_the_servers_is_refused(self, store, classes, message):
-        for method in (store.pull, lambda rows: store.push(rows, None)):
+    def test_what_would_crash_the_servers_is_refused(self, rows, numbers, message):
+        for method in (rows.pull, lambda numbers: rows.push(numbers, None)):
             with pytest.raises(ValueError, match=message):
-                method(np.array(classes))
+                method(np.array(numbers))
 
 
 class TestUpdates:
