@@ -54,21 +54,18 @@ def _initialize(plan: Plan) -> None:
 
 def _make_head(plan: Plan) -> losses.Head:
     s = plan.settings
-    options = dict(s.loss_options)
-    try:
-        return losses.create(
-            options.pop("preset"),
-            num_classes=plan.num_classes,
-            embedding_size=s.embedding_size,
-            ctx=plan.contexts if plan.is_class_parallel else plan.contexts[:1],
-            store=s.store,
-            chunk=s.chunk,
-            seed=s.seed,
-            group=plan.group,
-            **options,
-        )
-    except TypeError as error:  # an option of another loss: for the user to correct
-        raise ValueError(f"--loss {s.loss}: {error}") from None
+    loss = s.loss_spec()
+    return losses.create(
+        loss.name,
+        num_classes=plan.num_classes,
+        embedding_size=s.embedding_size,
+        ctx=plan.contexts if plan.is_class_parallel else plan.contexts[:1],
+        store=s.store,
+        chunk=s.chunk,
+        seed=s.seed,
+        group=plan.group,
+        **loss.options,
+    )
 
 
 def begin_anew(plan: Plan, trained: Trained) -> None:

@@ -11,6 +11,8 @@ import os
 
 from easydict import EasyDict as edict
 
+from dsoftmax.losses import presets
+
 config = edict()
 config.bn_mom = 0.9
 config.emb_size = 512
@@ -67,27 +69,9 @@ dataset.retina = edict(
     dataset_path="../datasets/ms1m-retinaface-t1", num_classes=93431, image_shape=(112, 112, 3)
 )
 
-loss = edict()
-loss.softmax = edict(loss_name="softmax")
-loss.nsoftmax = edict(
-    loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.0, loss_m3=0.0
-)
-loss.arcface = edict(loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.5, loss_m3=0.0)
-loss.cosface = edict(
-    loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.0, loss_m3=0.35
-)
-loss.combined = edict(
-    loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.3, loss_m3=0.2
-)
-# The paper's, each by its name in dsoftmax.losses; loss_<option> sets an option of it.
-loss.sphereface = edict(loss_name="sphereface", loss_s=32.0)
-loss.adaface = edict(loss_name="adaface", loss_s=64.0)
-for name in ("dsoftmax", "dsoftmax_b", "dsoftmax_k", "dsoftmax_softmax", "dsoftmax_arcface"):
-    loss[name] = edict(loss_name=name, loss_s=32.0, loss_d=0.9)
-for name in ("rand_softmax", "rand_arcface", "hf_softmax"):
-    loss[name] = edict(loss_name=name, loss_s=32.0)
-for name in ("dsoftmax_b", "dsoftmax_k", "rand_softmax", "rand_arcface", "hf_softmax"):
-    loss[name].loss_sample_rate = 1 / 64
+# The presets of dsoftmax.losses, with their own options; loss_<option> in an entry changes one.
+# In the configuration of a user, an entry may also be insightface's loss_name="margin_softmax".
+loss = edict({name: edict(loss_name=name) for name in presets.names()})
 
 
 def generate_config(_network: str, _dataset: str, _loss: str) -> None:

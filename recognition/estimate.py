@@ -7,15 +7,15 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 
-from dsoftmax.losses.presets import PRESETS
+from dsoftmax.losses.stores import find_store
+from dsoftmax.losses.stores.base import FLOAT_BYTES, StoreMemory
 
-FLOAT = 4
 KEPT_BESIDE_OUTPUTS = 1.5  # gradients reuse memory; what BatchNorm and the engine keep does not
 LOGITS_ALIVE = 3  # logits, probabilities, and a product on its way
 
 
 class Estimate(NamedTuple):
-    """Bytes, by what they are for; of one device, or of the host."""
+    """Bytes on a device, or on a machine, by what they are for."""
 
     network: int
     activations: int
@@ -24,15 +24,57 @@ class Estimate(NamedTuple):
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """All bytes."""
         return sum(self)
 
     def __str__(self) -> str:
-        parts = ", ".join(f"{name} {_gigabytes(value)}" for name, value in self._asdict().items())
-        return f"{_gigabytes(self.total)} ({parts})"
+        parts = ", ".join(f"{name} {gigabytes(value)}" for name, value in self._asdict().items())
+        return f"{gigabytes(self.total)} ({parts})"
 
 
-def _gigabytes(count: int) -> str:
+class HeadSize(NamedTuple):
+    """What decides how much memory class weights and logits take.
+
+    Attributes
+    ----------
+    num_classes, embedding_size : int
+        K and D.
+    batch_size : int
+        Of all devices of all processes.
+    devices, processes : int
+        How many share the classes; devices are counted over all processes.
+    store : str
+        The name of a store.
+    chunk : int, optional
+        Classes at a time.
+    sampled_share : float, optional
+        The share of the classes that a step uses; None is all.
+    momentum : float
+    """
+
+    num_classes: int
+    embedding_size: int
+    batch_size: int
+    devices: int = 1
+    processes: int = 1
+    store: str = "device"
+    chunk: int | None = None
+    sampled_share: float | None = None
+    momentum: float = 0.0
+
+    def stored(self) -> StoreMemory:
+        """Return the bytes of class weights and momenta, where they are stored."""
+        return find_store(self.store).memory(
+            self.num_classes,
+            self.embedding_size,
+            self.devices,
+            self.processes,
+            copies=2 if self.momentum else 1,
+        )
+
+
+def gigabytes(count: int) -> str:
+    """Format bytes as gigabytes."""
     return f"{count / 1e9:.2f} GB"
 
 
@@ -40,7 +82,7 @@ def of_device(
     symbol: mx.sym.Symbol,
     image_shape: tuple[int, int, int],
     batch_size: int,
-    head: dict,
+    head: HeadSize,
 ) -> Estimate:
     """Estimate what the busiest device will hold.
 
@@ -51,10 +93,7 @@ def of_device(
     image_shape : (3, height, width)
     batch_size : int
         Of one device.
-    head : dict
-        ``num_classes``, ``embedding_size``, ``batch_size`` (of all devices), ``devices`` and
-        ``processes`` that share the classes, ``store``, ``chunk``, ``sample_rate`` or None,
-        ``momentum``.
+    head : HeadSize
     """
     arguments, outputs, auxiliary = symbol.get_internals().infer_shape(
         data=(batch_size, *image_shape)
@@ -68,37 +107,43 @@ def of_device(
         if name not in is_variable
     )
     statistics = sum(int(np.prod(shape)) for shape in auxiliary)
-    rows = -(-head["num_classes"] // head["devices"])
-    used = max(round(rows * (head["sample_rate"] or 1)), 1)
-    at_once = min(head["chunk"] or used, used)
-    kept = rows if head["store"] == "device" else 0
-    copies = 2 if head["momentum"] else 1
-    gathered = 3 * used if head["sample_rate"] else 0  # rows in use, their gradient, the update's
+    class_rows = -(-head.num_classes // head.devices)
+    used = max(round(class_rows * (head.sampled_share or 1)), 1)
+    at_once = min(head.chunk or used, used)
+    # The class rows in use are copied, and have a gradient and an update of the same size.
+    copied = 3 * used if head.sampled_share else 0
     return Estimate(
-        FLOAT * (3 * parameters + statistics),
-        int(KEPT_BESIDE_OUTPUTS * FLOAT * produced),
-        FLOAT * head["embedding_size"] * (copies * kept + gathered),
-        LOGITS_ALIVE * FLOAT * head["batch_size"] * at_once,
+        FLOAT_BYTES * (3 * parameters + statistics),
+        int(KEPT_BESIDE_OUTPUTS * FLOAT_BYTES * produced),
+        head.stored().device + FLOAT_BYTES * head.embedding_size * copied,
+        LOGITS_ALIVE * FLOAT_BYTES * head.batch_size * at_once,
     )
 
 
-def of_host(head: dict) -> int:
-    """Estimate what class weights in the memory of one process's host will take, in bytes."""
-    if head["store"] != "host":
-        return 0
-    copies = 2 if head["momentum"] else 1
-    rows = -(-head["num_classes"] // head["processes"])
-    return FLOAT * copies * rows * head["embedding_size"]
+def of_machine(device: Estimate, contexts: int, is_class_parallel: bool, host: int) -> Estimate:
+    """Estimate what a machine without GPUs will hold, whose contexts share its memory.
+
+    Parameters
+    ----------
+    device : Estimate
+        Of one context.
+    contexts : int
+    is_class_parallel : bool
+        Whether each context has a part of the classes, or the first one all.
+    host : int
+        Bytes of class weights beside those of the contexts.
+    """
+    heads = contexts if is_class_parallel else 1
+    return Estimate(
+        network=contexts * device.network,
+        activations=contexts * device.activations,
+        classes=heads * device.classes + host,
+        logits=contexts * device.logits,
+    )
 
 
-def of_servers(head: dict) -> int:
-    """Estimate what class weights on parameter servers will take of all of them, in bytes."""
-    copies = 2  # momenta have their place, used or not
-    return FLOAT * copies * head["num_classes"] * head["embedding_size"]
-
-
-def check_fits(estimate: Estimate, free: int, where: str, sampled: bool) -> None:
-    """Refuse a run that can't fit, with advice."""
+def check_fits(estimate: Estimate, free: int, where: str, is_sampled: bool) -> None:
+    """Refuse a run that does not fit into the free bytes, with advice."""
     if estimate.total <= free:
         return
     advice = ["a smaller --per-batch-size"]
@@ -106,19 +151,11 @@ def check_fits(estimate: Estimate, free: int, where: str, sampled: bool) -> None
         advice.append("--chunk 16384")
     if estimate.classes + estimate.logits > estimate.total / 2:
         advice.append("more devices with --class-parallel")
-        if not sampled:
-            advice.append("a loss with sampled classes (--loss dsoftmax_k)")
-        else:
+        if is_sampled:
             advice.append("--store host")
+        else:
+            advice.append("a loss with sampled classes (--loss dsoftmax_k)")
     raise ValueError(
-        f"the run needs about {estimate} on {where}, where {_gigabytes(free)} are free; try "
+        f"the run needs about {estimate} on {where}, where {gigabytes(free)} are free; try "
         f"{' or '.join(advice)}"
     )
-
-
-def sampled_share(preset: str, options: dict) -> float | None:
-    """Return which share of the classes a loss uses in a step; None is all."""
-    negatives = PRESETS[preset].negatives
-    if negatives in ("classes", "forest") or (negatives == "all" and "sample_rate" in options):
-        return options.get("sample_rate", 1 / 64)
-    return None

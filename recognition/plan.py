@@ -217,39 +217,33 @@ class Plan:
     def _check_memory(
         self, symbol: mx.sym.Symbol, image_shape: tuple[int, int, int]
     ) -> estimate.Estimate:
-        """Return what a device will hold, if all of it fits."""
-        s = self.settings
-        options = dict(s.loss_options)
-        share = estimate.sampled_share(options.pop("preset"), options)
-        head = {
-            "num_classes": self.num_classes,
-            "embedding_size": s.embedding_size,
-            "batch_size": self.batch_size,
-            "devices": self.group.size * (len(self.contexts) if self.is_class_parallel else 1),
-            "processes": self.group.size,
-            "store": s.store,
-            "chunk": s.chunk,
-            "sample_rate": share,
-            "momentum": s.mom,
-        }
-        if s.store == "server":
-            held = estimate.of_servers(head) / 1e9
-            self.notes.append(f"the servers will hold {held:.2f} GB of class weights, all together")
+        """Return the estimate for a device, if the run fits."""
+        s, contexts = self.settings, self.contexts
+        head = estimate.HeadSize(
+            self.num_classes,
+            s.embedding_size,
+            self.batch_size,
+            devices=self.group.size * (len(contexts) if self.is_class_parallel else 1),
+            processes=self.group.size,
+            store=s.store,
+            chunk=s.chunk,
+            sampled_share=s.loss_spec().sampled_share,
+            momentum=s.mom,
+        )
+        stored = head.stored()
+        if stored.servers:
+            held = estimate.gigabytes(stored.servers)
+            self.notes.append(f"the servers will hold {held} of class weights, all together")
         of_device = estimate.of_device(symbol, image_shape, s.per_batch_size, head)
-        first = self.contexts[0]
-        if first.device_type == "cpu":  # all contexts and the host share one memory
-            others = len(self.contexts) - 1
-            whole = estimate.Estimate(
-                *(
-                    value * (1 + others * (name != "classes" or self.is_class_parallel))
-                    for name, value in of_device._asdict().items()
-                )
+        is_sampled = head.sampled_share is not None
+        if contexts[0].device_type == "cpu":
+            whole = estimate.of_machine(
+                of_device, len(contexts), self.is_class_parallel, stored.host
             )
-            whole = whole._replace(classes=whole.classes + estimate.of_host(head))
-            estimate.check_fits(whole, available_bytes(), "this machine", bool(share))
+            estimate.check_fits(whole, available_bytes(), "this machine", is_sampled)
         else:
-            free, _ = mx.context.gpu_memory_info(first.device_id)
-            estimate.check_fits(of_device, free, str(first), bool(share))
+            free, _ = mx.context.gpu_memory_info(contexts[0].device_id)
+            estimate.check_fits(of_device, free, str(contexts[0]), is_sampled)
         return of_device
 
     def _check_folder(self) -> None:

@@ -15,6 +15,9 @@ from typing import Any, Mapping
 
 from easydict import EasyDict
 
+from dsoftmax.losses import presets
+from dsoftmax.losses.presets import LossSpec
+from dsoftmax.losses.stores import default_store
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.common.checks import did_you_mean
 from dsoftmax.recognition.common.preflight import check_mxnet
@@ -22,7 +25,7 @@ from dsoftmax.recognition.flags import FLAGS, build_parser, check_ranges, parse_
 
 PARTS = ("config", "default", "network", "dataset", "loss", "generate_config")
 MARGIN_SOFTMAX = "margin_softmax"
-NO_MARGIN = {"scale": 64.0, "m1": 1.0, "m2": 0.0, "m3": 0.0}
+NO_MARGIN = {"m1": 1, "m2": 0, "m3": 0}  # where a margin_softmax of a configuration has no such key
 # What a configuration calls the options of a loss, where it is not loss_<option>.
 LOSS_KEYS = {"loss_s": "scale"}
 # What a configuration calls the options of a network.
@@ -41,7 +44,7 @@ FP16_SCALE = 128.0  # where a configuration says fp16 and no flag says more
 DERIVED = {
     "architecture": str,  # what `networks.create` calls the network
     "network_options": dict,
-    "loss_options": dict,  # of the loss named by its item "preset"
+    "loss_options": dict,  # every option of the loss, and its name under "preset"
     "fc7_lr_mult": float,  # learning rate and weight decay of class weights, times this
     "fc7_wd_mult": float,
 }
@@ -65,6 +68,11 @@ class _Settings:
     def prefix(self) -> str:
         """The path that its model files begin with."""
         return os.path.join(self.folder, "model")
+
+    def loss_spec(self) -> LossSpec:
+        """Return the loss with all of its options."""
+        options = {key: value for key, value in self.loss_options.items() if key != "preset"}
+        return presets.resolve(self.loss_options["preset"], options)
 
     def as_json(self) -> dict[str, Any]:
         """Return all settings as JSON can hold them."""
@@ -125,6 +133,8 @@ def load_config(path: str | None) -> Any:
     for name in ("default", "network", "loss"):  # what the user's lacks is taken from ours
         for key, value in getattr(shipped, name).items():
             getattr(module, name).setdefault(key, value)
+    for name in presets.names():  # those that the user's has just registered
+        module.loss.setdefault(name, EasyDict(loss_name=name))
     return module
 
 
@@ -135,7 +145,7 @@ def _execute(path: str) -> Any:
     module = importlib.util.module_from_spec(spec)
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, NameError, TypeError, AttributeError) as error:
+    except (SyntaxError, NameError, TypeError, ValueError, AttributeError) as error:
         raise ValueError(f"--config {path}: {error}") from None
     return module
 
@@ -203,44 +213,74 @@ def _architecture(name: str, config: Mapping[str, Any]) -> str:
 
 
 def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[str, Any]:
-    from dsoftmax.recognition.estimate import sampled_share
-
-    preset, options = loss_of(args.loss, config)
-    for flag in FLAGS:
-        if flag.is_loss_option and getattr(args, flag.dest) is not None:
-            options[flag.dest] = getattr(args, flag.dest)
-    if options.get("correction") == "none":
-        options["correction"] = None
-    options.update(args.loss_option or ())
-    store = args.store
-    if store is None:
-        is_sampled = sampled_share(preset, options) is not None
-        store = "server" if args.kvstore == "dist_sync" and is_sampled else "device"
+    given = {
+        flag.dest: getattr(args, flag.dest)
+        for flag in FLAGS
+        if flag.is_loss_option and getattr(args, flag.dest) is not None
+    }
+    if given.get("correction") == "none":
+        given["correction"] = None
+    given.update(args.loss_option or ())
+    try:
+        loss = presets.resolve(*loss_of(args.loss, config, given))
+    except TypeError as error:  # an option of another loss
+        raise ValueError(f"--loss {args.loss}: {error}") from None
+    has_servers, is_sampled = args.kvstore == "dist_sync", loss.sampled_share is not None
     parallel = args.class_parallel
     return {
-        "loss_options": {"preset": preset, **options},
-        "store": store,
+        "loss_options": {"preset": loss.name, **loss.options},
+        "store": args.store or default_store(has_servers, is_sampled),
         "class_parallel": None if parallel is None else bool(parallel),
         "fc7_lr_mult": config.get("fc7_lr_mult", 1.0),
         "fc7_wd_mult": config.get("fc7_wd_mult", 1.0),
     }
 
 
-def loss_of(name: str, entry: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the preset and its options that an entry of `loss` in a configuration means."""
-    from dsoftmax import losses
+def loss_of(
+    name: str, config: Mapping[str, Any], given: Mapping[str, Any]
+) -> tuple[str, dict[str, Any]]:
+    """Return the preset that ``--loss`` means under a configuration, and its options.
 
-    known = entry.get("loss_name", name)
+    Parameters
+    ----------
+    name : str
+        As of ``--loss``.
+    config : mapping
+        With the entry of this name of `loss` merged into it: ``loss_name`` and ``loss_<option>``.
+    given : mapping
+        Options that flags set: they replace the configured ones.
+
+    Returns
+    -------
+    preset : str
+        For insightface's margin_softmax the loss that has these margins and no others.
+    options : dict
+    """
+    preset = config.get("loss_name", name)
     options = {
         LOSS_KEYS.get(key, key[len("loss_") :]): value
-        for key, value in entry.items()
+        for key, value in config.items()
         if key.startswith("loss_") and key != "loss_name"
     }
-    if known == MARGIN_SOFTMAX:
-        return "combined", {**NO_MARGIN, **options}
-    if known not in losses.names():
+    options.update(given)
+    if preset == MARGIN_SOFTMAX:
+        options = {**NO_MARGIN, **options}
+        preset, unused = _preset_of_margins(*(options[name] for name in NO_MARGIN))
+        return preset, {key: value for key, value in options.items() if key not in unused}
+    if preset not in presets.names():
         raise ValueError(
-            f"--loss {name}: its loss_name {known!r} is none of {MARGIN_SOFTMAX}, "
-            f"{', '.join(losses.names())}"
+            f"--loss {name}: there is no loss_name {preset!r}; legal are {MARGIN_SOFTMAX}, "
+            f"{', '.join(presets.names())}"
         )
-    return known, options
+    return preset, options
+
+
+def _preset_of_margins(m1: float, m2: float, m3: float) -> tuple[str, tuple[str, ...]]:
+    """Return the simplest preset of cos(m1 θ + m2) - m3, and the margins it does not have."""
+    if m1 == 1 and m2 == 0 and m3 == 0:
+        return "nsoftmax", ("m1", "m2", "m3")
+    if m1 == 1 and m2 == 0:
+        return "cosface", ("m1", "m2")
+    if m1 == 1 and m3 == 0:
+        return "arcface", ("m1", "m3")
+    return "combined", ()

@@ -8,16 +8,8 @@ from __future__ import annotations
 import sys
 
 from dsoftmax.recognition.common.cli import command
-from dsoftmax.recognition.common.distributed.parameter_server import server
-from dsoftmax.recognition.common.distributed.role import is_worker
-
-if __name__ == "__main__" and not is_worker():
-    server.serve()  # without all that only workers need
-    sys.exit()
-
 from dsoftmax.recognition.common.distributed import job
-from dsoftmax.recognition.loop import Run
-from dsoftmax.recognition.report import describe
+from dsoftmax.recognition.common.distributed.role import is_worker
 from dsoftmax.recognition.settings import parse
 
 
@@ -25,6 +17,10 @@ from dsoftmax.recognition.settings import parse
 def main(argv: list[str] | None = None) -> int:
     """Run the command."""
     settings = parse(argv)
+    # MXNet takes a second to load: --help and wrong flags should not wait for it.
+    from dsoftmax.recognition.loop import Run
+    from dsoftmax.recognition.report import describe
+
     group = job.join(settings.kvstore)
     run = Run(settings, group)
     if group.is_first:
@@ -41,4 +37,9 @@ def main(argv: list[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    job.run(main)
+    if is_worker():
+        job.run(main)
+    else:
+        from dsoftmax.recognition.common.distributed.parameter_server import server
+
+        server.serve()

@@ -1,36 +1,43 @@
 """Estimates of the memory a run takes."""
 
 import mxnet as mx
+import pytest
 
 from dsoftmax.recognition import estimate
+from dsoftmax.recognition.estimate import Estimate, HeadSize
+
+HEAD = HeadSize(num_classes=1000, embedding_size=10, batch_size=8, momentum=0.9)
+STORED = 4 * 10 * 2 * 1000  # bytes of all class weights and momenta
 
 
-def test_memory_grows_as_it_should():
+@pytest.fixture
+def of_device():
+    """Return a function that estimates the memory of a small network with another head."""
     symbol = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=10, name="fc1")
-    head = {
-        "num_classes": 1000,
-        "embedding_size": 10,
-        "batch_size": 8,
-        "devices": 1,
-        "processes": 1,
-        "store": "device",
-        "chunk": None,
-        "sample_rate": None,
-        "momentum": 0.9,
-    }
+    return lambda **changes: estimate.of_device(symbol, (3, 4, 4), 8, HEAD._replace(**changes))
 
-    def of_device(**changes):
-        return estimate.of_device(symbol, (3, 4, 4), 8, {**head, **changes})
 
+def test_memory_grows_as_it_should(of_device):
     whole = of_device()
-    assert whole.classes == 4 * 10 * 2 * 1000
+    assert whole.classes == STORED
     assert whole.logits == 3 * 4 * 8 * 1000
     assert whole.network == 4 * 3 * (480 + 10)
-    assert of_device(devices=2).classes == whole.classes / 2
+    assert whole.total == sum(whole)
+    assert of_device(momentum=0.0).classes == STORED / 2
+    assert of_device(devices=2).classes == STORED / 2
     assert of_device(chunk=100).logits == whole.logits / 10
-    assert of_device(sample_rate=0.1, store="host").classes == 4 * 10 * 3 * 100
-    assert estimate.of_host({**head, "store": "host"}) == whole.classes
-    assert estimate.of_host(head) == 0
-    shared = {**head, "store": "host", "processes": 4}
-    assert estimate.of_host(shared) == whole.classes / 4
-    assert estimate.of_servers(head) == whole.classes
+    assert of_device(sampled_share=0.1).classes == STORED + 4 * 10 * 3 * 100
+    assert of_device(sampled_share=0.1, store="host").classes == 4 * 10 * 3 * 100
+
+
+def test_where_class_weights_are_stored():
+    assert HEAD.stored() == (STORED, 0, 0)
+    assert HEAD._replace(store="host").stored() == (0, STORED, 0)
+    assert HEAD._replace(store="host", processes=4).stored() == (0, STORED / 4, 0)
+    assert HEAD._replace(store="server", processes=4).stored() == (0, 0, STORED)
+
+
+def test_contexts_of_a_cpu_share_its_memory():
+    device = Estimate(network=1, activations=10, classes=100, logits=1000)
+    assert estimate.of_machine(device, 3, True, 5) == (3, 30, 305, 3000)
+    assert estimate.of_machine(device, 3, False, 0) == (3, 30, 100, 3000)

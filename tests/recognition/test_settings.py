@@ -6,6 +6,8 @@ import textwrap
 import pytest
 
 from dsoftmax import losses
+from dsoftmax.losses import presets
+from dsoftmax.losses.presets import resolve
 from dsoftmax.recognition import flags
 from dsoftmax.recognition.flags import FLAGS, GROUPS, Flag, build_parser
 from dsoftmax.recognition.settings import parse
@@ -22,7 +24,13 @@ def test_insightface_s_defaults():
     assert found.val_targets == ("lfw", "cfp_fp", "agedb_30")
     assert found.embedding_size == 512
     assert found.prefix == "./models/r100-arcface-emore/model"
-    assert found.loss_options == {"preset": "combined", "scale": 64, "m1": 1, "m2": 0.5, "m3": 0}
+    assert found.loss_options == {
+        "preset": "arcface",
+        "scale": 64,
+        "m2": 0.5,
+        "detach": False,
+        "normalize": True,
+    }
     assert found.network_options["output"] == "E"
     assert parse(["--network", "y1"]).embedding_size == 128
     assert parse(["--network", "y1"]).network_options["output"] == "GDC"
@@ -53,9 +61,13 @@ def test_options_of_losses():
         "d": 0.7,
         "sample_rate": 0.125,
         "correction": "logq",
+        "normalize": True,
     }
     found = parse(["--loss", "arcface", "--m2", "0.4", "--sample-rate", "0.1"])
     assert (found.loss_options["m2"], found.loss_options["sample_rate"]) == (0.4, 0.1)
+    assert found.loss_spec().sampled_share == 0.1
+    with pytest.raises(ValueError, match=r"--loss cosface: .*has no option d; legal are"):
+        parse(["--loss", "cosface", "--d", "0.9"])
 
 
 @pytest.mark.parametrize(
@@ -148,6 +160,7 @@ class TestOwnConfig:
             "m1": 1,
             "m2": 0.3,
             "m3": 0.1,
+            "normalize": True,
         }
         assert found.per_batch_size == 60  # a loss may change a flag's default
         assert (found.lr, found.wd, found.mom, found.ckpt) == (0.05, 1e-4, 0.8, 2)
@@ -167,7 +180,49 @@ class TestOwnConfig:
 
     def test_our_losses_are_beside_it(self, path):
         found = parse(["--config", path, "--network", "r50", "--loss", "dsoftmax"])
-        assert found.loss_options == {"preset": "dsoftmax", "scale": 32, "d": 0.9}
+        assert found.loss_spec() == resolve("dsoftmax")
+
+    @pytest.mark.parametrize(
+        ("margins", "preset"),
+        [
+            ((1.0, 0.0, 0.0), "nsoftmax"),
+            ((1.0, 0.0, 0.35), "cosface"),
+            ((1.0, 0.5, 0.0), "arcface"),
+            ((1.0, 0.3, 0.2), "combined"),
+            ((1.35, 0.0, 0.0), "combined"),
+        ],
+    )
+    def test_margin_softmax_is_the_loss_with_these_margins(self, tmp_path, margins, preset):
+        keys = ", ".join(f"loss_m{place}={margin}" for place, margin in enumerate(margins, 1))
+        (tmp_path / "config.py").write_text(
+            "from dsoftmax.recognition.config import *\n"
+            f"loss.mine = edict(loss_name='margin_softmax', loss_s=48.0, {keys})\n"
+        )
+        flags = ["--config", str(tmp_path / "config.py"), "--loss", "mine"]
+        found = parse(flags).loss_options
+        assert (found["preset"], found["scale"]) == (preset, 48)
+        for name, margin in zip(("m1", "m2", "m3"), margins):
+            assert found.get(name, margin) == margin
+        found = parse([*flags, "--m1", "1", "--m2", "0.4", "--m3", "0"]).loss_options
+        assert (found["preset"], found["m2"]) == ("arcface", 0.4)
+
+    def test_a_loss_of_your_own(self, tmp_path, monkeypatch):
+        monkeypatch.setattr(presets, "PRESETS", dict(presets.PRESETS))
+        (tmp_path / "config.py").write_text(
+            "from dsoftmax.losses import Softmax, register\n"
+            "from dsoftmax.recognition.config import *\n"
+            "class Gentle(Softmax):\n"
+            "    def __init__(self, scale, ease=2, **kwargs):\n"
+            "        super().__init__(scale, **kwargs)\n"
+            "        self.ease = ease\n"
+            "register('gentle', Gentle, 'classes', scale=20)\n"
+        )
+        flags = ["--config", str(tmp_path / "config.py"), "--loss", "gentle"]
+        for _ in range(2):
+            found = parse([*flags, "--loss-option", "ease=3"])
+            assert found.loss_options["preset"] == "gentle"
+            assert (found.loss_options["scale"], found.loss_options["ease"]) == (20, 3)
+            assert found.loss_spec().sampled_share == 1 / 64
 
     def test_a_network_by_another_name(self, path):
         found = parse(["--config", path])
@@ -226,6 +281,9 @@ def test_options_of_a_loss_without_a_flag():
     options = ["--loss-option", "trees=9", "--loss-option", "correction=None"]
     found = parse(["--loss", "hf_softmax", *options])
     assert (found.loss_options["trees"], found.loss_options["correction"]) == (9, None)
-    assert parse(["--loss-option", "name=a word"]).loss_options["name"] == "a word"
+    found = parse(["--loss", "dsoftmax_k", "--loss-option", "correction=logq"])
+    assert found.loss_options["correction"] == "logq"
+    with pytest.raises(ValueError, match=r"--loss hf_softmax: .* has no option leaves"):
+        parse(["--loss", "hf_softmax", "--loss-option", "leaves=9"])
     with pytest.raises(SystemExit):
         parse(["--loss-option", "trees"])

@@ -3,12 +3,15 @@
 import csv
 import json
 import re
+import subprocess
+import sys
 
 import mxnet as mx
 import numpy as np
 import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
+from dsoftmax.losses import presets
 from dsoftmax.recognition import loop, train
 from dsoftmax.recognition.settings import parse
 from tests.recognition.runs import (
@@ -99,3 +102,47 @@ def test_what_is_learnt_is_a_function_of_the_seed(flags):
         learnt.append(np.load(newest(made) / "classes.npy"))
     np.testing.assert_array_equal(learnt[0], learnt[1])
     assert not np.array_equal(learnt[0], learnt[2])
+
+
+def test_help_loads_nothing_heavy():
+    """It answers at once: MXNet alone takes a second."""
+    script = (
+        "import sys\n"
+        "from dsoftmax.recognition import train\n"
+        "try:\n"
+        "    train.main(['--help'])\n"
+        "except SystemExit as stop:\n"
+        "    assert stop.code == 0\n"
+        "heavy = {'mxnet', 'cv2', 'matplotlib', 'gluoncv', 'sklearn'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "--loss-option" in done.stdout
+    assert "examples:" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("loss", "criterion"),
+    [("nsoftmax", "Softmax"), ("cosface", "CosFace"), ("arcface", "ArcFace")],
+)
+def test_a_loss_is_the_one_it_is_called(flags, capsys, loss, criterion):
+    assert train.main(flags(loss=loss, max_steps=1, target="none")) == 0
+    assert f"5: {criterion}(" in capsys.readouterr().out
+
+
+def test_a_loss_of_your_own(flags, tmp_path, monkeypatch, capsys):
+    """A configuration registers it."""
+    monkeypatch.setattr(presets, "PRESETS", dict(presets.PRESETS))
+    (tmp_path / "mine.py").write_text(
+        "from dsoftmax.losses import CosFace, register\n"
+        "from dsoftmax.recognition.config import *\n"
+        "class Steep(CosFace):\n"
+        "    def target(self, F, z_y):\n"
+        "        return 2 * z_y - 1 - self.m3\n"
+        "register('steep', Steep, m3=0.1)\n"
+    )
+    made = flags(loss="steep", config=tmp_path / "mine.py", m3=0.2, max_steps=2)
+    assert train.main(made) == 0
+    assert "Steep(scale=64, m3=0.2)" in capsys.readouterr().out
+    assert folder_of(made).name == "tiny-steep-few"

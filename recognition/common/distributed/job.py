@@ -6,16 +6,15 @@ import contextlib
 import os
 import sys
 import traceback
-from typing import Callable
+from typing import TYPE_CHECKING, Callable
 
-from dsoftmax.recognition.common.distributed.group import ALONE, Group
-from dsoftmax.recognition.common.distributed.horovod import HorovodGroup
-from dsoftmax.recognition.common.distributed.parameter_server.worker import ServerGroup
+if TYPE_CHECKING:
+    from dsoftmax.recognition.common.distributed.group import Group
 
 # What the launchers of Horovod (Gloo, Open MPI) tell their processes.
 HOROVOD_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
-_joined: Group = ALONE
+_joined: Group | None = None
 
 
 def join(kvstore: str) -> Group:
@@ -26,6 +25,11 @@ def join(kvstore: str) -> Group:
     kvstore : str
         As of ``--kvstore``: ``dist_sync`` is MXNet's parameter server.
     """
+    # Groups need MXNet, which a command that only prints its --help should not load.
+    from dsoftmax.recognition.common.distributed.group import ALONE
+    from dsoftmax.recognition.common.distributed.horovod import HorovodGroup
+    from dsoftmax.recognition.common.distributed.parameter_server.worker import ServerGroup
+
     global _joined
     has_servers = "DMLC_PS_ROOT_URI" in os.environ
     if kvstore == "dist_sync":
@@ -68,12 +72,13 @@ def leave(code: int) -> None:
     wait for the interpreter, and for processes of the group, which wait for this one. Whoever
     started the group sees the code and stops the others; it is not 0 while they count on this one.
     """
-    if code == 0 and _joined.is_open:
+    is_awaited = _joined is not None and _joined.is_open
+    if code == 0 and is_awaited:
         print("this process ends while others of its job count on it", file=sys.stderr)
         code = 1
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream
             stream.flush()
-    if not _joined.is_open and (sys.gettrace() or sys.getprofile()):
+    if not is_awaited and (sys.gettrace() or sys.getprofile()):
         sys.exit(code)  # a debugger or profiler has something left to do
     os._exit(code)
