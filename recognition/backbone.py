@@ -16,28 +16,29 @@ from dsoftmax.recognition.networks import Network
 
 
 class Backbone:
-    """Runs a network forward and backward in two steps, and updates it.
+    """Runs a network forward and, in a second call, backward; then updates it.
 
-    Between the two, somebody else (the head) makes a gradient of the embeddings.
+    Between the two calls the head computes the gradient of the embeddings.
 
     Parameters
     ----------
     network : Network
-        Initialized on all contexts; it must have run once.
+        Initialized on all contexts; it must have run once, so that all shapes are known.
     contexts : list of mx.Context
-        Each gets a part of a batch. The embeddings are gathered on the first.
+        Each gets a part of the batch. The embeddings are gathered on the first.
     optimizer_params : dict
-        Of SGD.
+        Parameters of SGD.
     kvstore : str
         How several contexts add up their gradients.
     clip : float
-        The longest gradient (of the mean over the batch); 0 is any.
+        The longest legal gradient of the mean loss; longer ones are scaled down. 0 is any.
     fp16_scale : float
-        Above 0 the network is float16, and gradients are scaled by this on their way through it.
+        Above 0 the network is float16, and gradients are multiplied by this while they pass it.
     frozen : bool
-        Embeddings are those of inference, and nothing is updated.
+        Whether to compute embeddings as in inference and to update nothing.
     group : Group
-        The processes that train one network, each with a part of a batch and as many contexts.
+        The processes that train one network, each with a part of the batch and the same number of
+        contexts.
     """
 
     def __init__(
@@ -66,23 +67,23 @@ class Backbone:
         self._begin_trainer()
 
     def forward(self, images: np.ndarray, key: tuple[int, ...] = (0,)) -> nd.NDArray:
-        """Return the embeddings of a batch, (B, D) float32, with a place for their gradient.
+        """Return the embeddings of a batch, (B, D) float32, with memory for their gradient.
 
-        Of several processes each gives its part and gets the embeddings of all.
+        Each process gives its part of the batch and gets the embeddings of the whole batch.
 
         Parameters
         ----------
         images : (b, 3, height, width) uint8
         key : tuple of int
-            What is random, as Dropout, is a function of this and of the device's number among those
-            of all processes.
+            Seeds random layers such as Dropout, together with the number of the device, counted
+            over all processes.
         """
         mode = autograd.predict_mode() if self._frozen else autograd.record()
         with mode:
             self._outputs = self._run(images, key)
-        own = self._gather(output.detach() for output in self._outputs)
-        self._first = self._group.rank * len(own)
-        gathered = self._group.gather("embeddings", own)
+        part = self._gather(output.detach() for output in self._outputs)
+        self._first_sample = self._group.rank * len(part)
+        gathered = self._group.gather("embeddings", part)
         gathered.attach_grad()
         return gathered
 
@@ -105,10 +106,10 @@ class Backbone:
         return nd.concat(*parts, dim=0) if len(parts) > 1 else parts[0]
 
     def backward(self, gradient: nd.NDArray) -> None:
-        """Send the gradient of the last batch's embeddings, (B, D), through the network."""
+        """Compute the network's gradients from that of the last batch's embeddings, (B, D)."""
         if self._frozen:
             return
-        start = self._first
+        start = self._first_sample
         parts = []
         for output in self._outputs:
             part = gradient[start : start + len(output)] * self._scale
@@ -122,7 +123,7 @@ class Backbone:
             nd.waitall()
 
     def update(self, learning_rate: float, batch_size: int) -> None:
-        """Update the parameters by the gradients, divided by the batch's size."""
+        """Update the parameters with the gradients divided by the size of the whole batch."""
         if self._frozen:
             return
         self._trainer.set_learning_rate(learning_rate)
@@ -149,26 +150,27 @@ class Backbone:
                 total.copyto(gradient)
 
     def embed(self, images: np.ndarray) -> np.ndarray:
-        """Return embeddings as of inference, numpy (B, D): what `eval` calls a model."""
+        """Return the embeddings of images by inference, numpy (B, D), as `eval` asks of a model."""
         return self._gather(self._run(images)).asnumpy()
 
     def parameters(self) -> dict[str, nd.NDArray]:
-        """Return all parameters by name; moving averages, one's own of each context, as name@1, ….
+        """Return all parameters by name.
 
-        Those of the first context have no number. Contexts are counted over all processes.
+        Each context has moving averages of its own: those of the first are under the plain name,
+        the others under name@1 and so on, counted over all processes.
         """
-        found = {}
+        parameters = {}
         for name, parameter in self.network.collect_params().items():
             if parameter.grad_req != "null":
-                found[name] = parameter.data(self.contexts[0])
+                parameters[name] = parameter.data(self.contexts[0])
                 continue
             copies = nd.stack(*(copy.as_in_context(mx.cpu()) for copy in parameter.list_data()))
             for number, copy in enumerate(self._group.gather("moving averages", copies)):
-                found[f"{name}@{number}" if number else name] = copy
-        return found
+                parameters[f"{name}@{number}" if number else name] = copy
+        return parameters
 
     def load_parameters(self, saved: dict[str, nd.NDArray]) -> None:
-        """Set all parameters from what `parameters` returned, on any number of contexts."""
+        """Set all parameters to what `parameters` returned, on any number of contexts."""
         parameters = self.network.collect_params()
         names = {name.partition("@")[0] for name in saved}
         differing = [
@@ -180,8 +182,8 @@ class Backbone:
         ]
         if differing:
             raise ValueError(
-                f"it is of another network: {len(differing)} parameters differ, {differing[0]} "
-                "among them"
+                f"it belongs to another network: {len(differing)} parameters differ, such as "
+                f"{differing[0]}"
             )
         first = self._group.rank * len(self.contexts)
         for name, parameter in parameters.items():
@@ -195,8 +197,8 @@ class Backbone:
     def _begin_trainer(self) -> None:
         """Have the trainer do now what it would do before its first update.
 
-        It copies the first context's parameters to the others then, moving averages included: the
-        others would lose those of their first batch.
+        It copies the first context's parameters to the others, moving averages included. Done
+        later, that would overwrite the moving averages of the others' first batch.
         """
         if not self._trainer._kv_initialized:
             self._trainer._init_kvstore()
@@ -204,16 +206,16 @@ class Backbone:
             self._trainer._init_params()
 
     def momenta(self) -> dict[str, nd.NDArray]:
-        """Return what the optimizer keeps of each parameter: nothing before the first update."""
+        """Return the optimizer's states by parameter; there are none before the first update."""
         names = [parameter.name for parameter in self._trainer._params]
-        found = {}
+        momenta = {}
         for number, state in self._trainer._updaters[0].states.items():
             for place, array in enumerate(_arrays_of(state)):
-                found[f"{names[number]}:{place}"] = array
-        return found
+                momenta[f"{names[number]}:{place}"] = array
+        return momenta
 
     def load_momenta(self, saved: dict[str, nd.NDArray]) -> None:
-        """Set what the optimizer keeps, on all contexts."""
+        """Set the optimizer's states to what `momenta` returned, on all contexts."""
         if not saved:
             return
         optimizer = self._trainer._optimizer
@@ -225,14 +227,14 @@ class Backbone:
                 for place, array in enumerate(_arrays_of(state)):
                     key = f"{parameter.name}:{place}"
                     if key not in saved or saved[key].shape != array.shape:
-                        raise ValueError(f"there is no momentum of {parameter.name} in it")
+                        raise ValueError(f"it has no momentum of {parameter.name}")
                     saved[key].copyto(array)
                 updater.states[number] = state
                 updater.states_synced[number] = True
 
 
 def _arrays_of(state) -> list[nd.NDArray]:
-    """Flatten what an optimizer keeps: nothing, an array, or tuples of them."""
+    """Flatten the state of an optimizer: nothing, an array, or tuples of arrays."""
     if state is None:
         return []
     if isinstance(state, nd.NDArray):

@@ -1,7 +1,7 @@
-"""Saved training states: whole or absent, and the same for any number of devices and processes.
+"""Saving and loading the training state, which is the same for any number of devices or processes.
 
-A state is written under a temporary name and renamed when all of it is on disk. What is in its
-folder, and how it is checked, is in `states`.
+A state is written under a temporary name and renamed when all of it is on disk, so that it is
+complete or absent. `states` says what its folder holds and checks it.
 """
 
 from __future__ import annotations
@@ -37,18 +37,18 @@ def save_state(
     Parameters
     ----------
     folder : str
-        Of all states of the run.
+        The folder of all states of the run.
     step : int
     trained : Trained
     facts : dict
-        What JSON can hold, to be given back by `read_facts`.
+        Anything else to save; JSON must be able to hold it, and `read_facts` returns it.
     group : Group
-        The processes that must all call this. The first one writes.
+        All of its processes must call this. The first one writes.
     """
     path = path_of(folder, step)
     if group.gather_json("is saved", group.is_first and is_whole(path))[0]:
         return path
-    nd.waitall()  # moving averages are written on the way backward
+    nd.waitall()  # the backward pass writes moving averages
     parameters = trained.backbone.parameters()
     if not group.is_first:
         trained.head.store.assist_reading()
@@ -102,7 +102,7 @@ class Resumed(NamedTuple):
     path : str
     facts : dict
     notes : list of str
-        What the log should tell.
+        Lines for the log.
     """
 
     path: str
@@ -111,9 +111,9 @@ class Resumed(NamedTuple):
 
 
 def resume(folder: str, trained: Trained, group: Group = ALONE) -> Resumed | None:
-    """Load the newest sound state; None where there are no states at all.
+    """Load the newest sound state; return None if there are no states at all.
 
-    Each is checked before anything is loaded. Newer ones that are damaged are kept under another
+    States are checked before anything is loaded. Damaged ones that are newer are kept under another
     name. All processes must call this; the first one checks and reads.
     """
     choice = group.gather_json("state", _choose(folder) if group.is_first else {})[0]
@@ -147,19 +147,18 @@ def _choose(folder: str) -> dict[str, Any]:
 
 
 def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, Any]:
-    """Load a state into what is trained, on any number of devices; return its facts.
+    """Load a state into the network and the head, on any number of devices; return its facts.
 
-    Of several processes, which must all call it, the first reads the files.
+    All processes must call this; the first one reads the files.
     """
     facts = group.gather_json("facts", read_facts(path) if group.is_first else {})[0]
     shape = (facts["num_classes"], facts["embedding_size"])
     if shape != trained.head.store.shape:
         raise ValueError(
-            f"{path}: the state is of {shape[0]} classes of width {shape[1]}, this run has "
+            f"{path}: the state has {shape[0]} classes of width {shape[1]}, this run has "
             f"{trained.head.store.shape[0]} of width {trained.head.store.shape[1]}"
         )
-    parameters, momenta = ({}, {})
-    classes = None
+    parameters, momenta, classes = {}, {}, None
     if group.is_first:
         parameters = nd.load(os.path.join(path, "backbone.params"))
         momenta = nd.load(os.path.join(path, "momenta.params"))

@@ -1,4 +1,4 @@
-"""Class weights to begin with: the mean embedding of each class's images."""
+"""The mean embedding of each class's images, as its first weights."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ def class_means(
 ) -> np.ndarray:
     """Embed all images once and average them by class.
 
-    Directions are those of the means; lengths stay as they were drawn, so that learning rate and
-    weight decay act as on weights at random. Classes without an image keep theirs.
+    The new weights have the directions of the means and the lengths of the random weights, so that
+    learning rate and weight decay act as on those. Classes without images keep their weights.
 
     Returns
     -------

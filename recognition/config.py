@@ -1,8 +1,8 @@
 """Settings in insightface's shape: `config`, `default`, `network`, `dataset`, `loss`.
 
-A file of your own with these names and `generate_config`, as insightface's users have one, takes
-the place of this with ``train.py --config``. `generate_config` merges one loss, one network and one
-dataset into `config`, the dataset last; what is a key of `default` too changes a flag's default.
+``train.py --config`` takes a file with these names and `generate_config` instead, such as
+insightface's users have. `generate_config` merges one loss, one network and one dataset into
+`config`, the dataset last; a key that `default` has, too, changes the default of its flag.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ loss = edict({name: edict(loss_name=name) for name in presets.names()})
 
 
 def generate_config(_network: str, _dataset: str, _loss: str) -> None:
-    """Merge a network, a dataset and a loss into `config`, and into `default` what is there."""
+    """Merge a network, a dataset and a loss into `config`, updating what `default` has, too."""
     for part in (loss[_loss], network[_network], dataset[_dataset]):
         for key, value in part.items():
             config[key] = value

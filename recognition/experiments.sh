@@ -1,12 +1,13 @@
-# Sourced by the scripts of the paper's tables: runs the experiments named on the command line, or all.
+# Runs the experiments named on the command line, or all; sourced by the scripts of the paper's tables.
 #
-#   FLAGS       what each experiment gives to train.py beside COMMON
-#   ORDER       the experiments' names, as the table has them
+#   COMMON      the flags of all experiments
+#   FLAGS       the other flags of each experiment
+#   ORDER       the experiments' names, in the order of the table
 #
-# CUDA_VISIBLE_DEVICES says which GPUs (none: the CPU), PYTHON which Python, DATASETS where the
-# datasets are. The batch is 256, or next to it, whatever the number of GPUs. The paper does not say how
-# long it trained: the steps are insightface's. A script that was stopped goes on where it was; logs and
-# models are in models/.
+# CUDA_VISIBLE_DEVICES names the GPUs (none: the CPU), PYTHON the interpreter, DATASETS the folder of the
+# datasets. The batch is about 256 for any number of GPUs. The paper does not say how long it trained:
+# the steps are insightface's. A script that was stopped goes on where it was. Logs and models are in
+# models/.
 
 run_experiments() {
     local devices count name

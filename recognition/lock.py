@@ -1,4 +1,4 @@
-"""A run's folder belongs to one run at a time."""
+"""A lock that keeps a second run out of a run's folder."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import socket
 import time
 
 NAME = "run.lock"
-# What file systems without locks answer.
+# The errors of file systems without locks.
 UNSUPPORTED = (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP, errno.EINVAL)
 
 
@@ -19,15 +19,15 @@ class FolderInUseError(OSError):
 
 
 class RunLock:
-    """Holds a run's folder until `release`, or until the process ends, however it does.
+    """Locks a run's folder until `release`, or until the process ends in any way.
 
-    The kernel holds the lock, on a file in the folder: a file that a killed run has left locks
-    nobody out. Over NFSv4 runs on other hosts are locked out as well.
+    The kernel holds the lock, on a file in the folder: the file that a killed run leaves behind
+    locks nobody out. Over NFSv4 the lock also holds for other hosts.
 
     Parameters
     ----------
     folder : str
-        Made if it is not there.
+        Created if it does not exist.
 
     Attributes
     ----------
@@ -37,7 +37,7 @@ class RunLock:
     Raises
     ------
     FolderInUseError
-        Says who holds it.
+        Another run holds the lock; the message says which.
     """
 
     def __init__(self, folder: str):
@@ -50,12 +50,12 @@ class RunLock:
             self._handle = self._open()
         since = time.strftime("%Y-%m-%d %H:%M:%S")
         holder = f"process {os.getpid()} on {socket.gethostname()} since {since}\n"
-        # In place, not under another name first: it is this very file that is locked.
+        # Written in place: an atomic replacement would be another file, which is not locked.
         os.ftruncate(self._handle, 0)
         os.write(self._handle, holder.encode())
 
     def _open(self) -> int:
-        """Open and lock the file; -1 if another run has removed it meanwhile."""
+        """Open and lock the file; return -1 if another run has removed it in the meantime."""
         os.makedirs(self._folder, exist_ok=True)
         try:
             handle = os.open(self._path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -95,7 +95,7 @@ class RunLock:
         if self._handle < 0:
             return
         with contextlib.suppress(FileNotFoundError):
-            os.unlink(self._path)  # before it is unlocked: nobody else can hold it yet
+            os.unlink(self._path)  # while it is still locked, so that nobody else can hold it
         self._close()
         with contextlib.suppress(OSError):  # it holds a run
             for folder in self._made:

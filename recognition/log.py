@@ -1,4 +1,4 @@
-"""What a run tells while it runs: lines, tables and curves, in its folder and on the terminal."""
+"""The log of a run: lines, tables and curves, in its folder and on the terminal."""
 
 from __future__ import annotations
 
@@ -39,14 +39,16 @@ class RunLog:
     Parameters
     ----------
     folder : str
-        The run's.
+        The folder of the run.
     from_step : int
-        Rows of an earlier run beyond this step are dropped: they will be written again.
+        The step a run resumes from; what the tables hold of later steps is dropped, because the
+        run will write it again.
     total_steps : int
         For the progress bar; 0 is unknown.
     tensorboard : bool
+        Whether to write TensorBoard's events, too.
     is_verified : bool
-        Whether `from_step` was verified to the end; if not, its scores are dropped as well.
+        Whether the verification of `from_step` was completed; if not, its scores are dropped, too.
     """
 
     def __init__(
@@ -102,7 +104,7 @@ class RunLog:
             self._bar.update()
 
     def metrics(self, row: dict[str, Any]) -> None:
-        """Keep the numbers of a training step."""
+        """Add the numbers of a training step to ``metrics.csv``."""
         self._tables["metrics"].add(row)
         if self._bar is not None:
             self._bar.set_postfix_str(
@@ -113,13 +115,13 @@ class RunLog:
                 self._writer.add_scalar(name, row[name], row["step"])
 
     def scores(self, row: dict[str, Any]) -> None:
-        """Keep the numbers of a verification."""
+        """Add the result of a verification to ``verification.csv``."""
         self._tables["verification"].add(row)
         if self._writer:
             self._writer.add_scalar(f"accuracy/{row['target']}", row["accuracy"], row["step"])
 
     def draw(self, at_once: bool = False) -> None:
-        """Draw the curves anew, but not all the time."""
+        """Draw the curves, unless that was done a moment ago; `at_once` draws them in any case."""
         if not at_once and time.monotonic() - self._drawn_at < SECONDS_BETWEEN_DRAWINGS:
             return
         self._drawn_at = time.monotonic()
@@ -140,14 +142,14 @@ class RunLog:
 
 
 class NoLog:
-    """Takes the place of a `RunLog` where another process keeps it."""
+    """Stands in for a `RunLog` in the processes that keep no log."""
 
     def __getattr__(self, _: str) -> Callable[..., None]:
         return lambda *_, **__: None
 
 
 class _Table:
-    """Rows of a csv file that is there at any time."""
+    """A csv file that is valid at any time."""
 
     def __init__(self, path: str, columns: Sequence[str], last_step: int):
         self._path, self._columns = path, columns
@@ -167,7 +169,8 @@ class _Table:
     def _texts(self) -> list[dict[str, str]]:
         with open(self._path, encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
-        return [row for row in rows if None not in row.values()]  # not a line a kill cut off
+        # A kill may have cut off the last line.
+        return [row for row in rows if None not in row.values()]
 
     def read(self) -> list[dict[str, Any]]:
         return [
@@ -196,10 +199,10 @@ def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure:
     draw(rate, ["lr"], "learning rate")
     targets = dict.fromkeys(row["target"] for row in scores)
     for number, target in enumerate(targets):
-        own = [row for row in scores if row["target"] == target]
+        chosen = [row for row in scores if row["target"] == target]
         accuracy.plot(
-            [row["step"] for row in own],
-            [row["accuracy"] for row in own],
+            [row["step"] for row in chosen],
+            [row["accuracy"] for row in chosen],
             marker="o",
             label=target,
             color=plots.COLOURS[number % len(plots.COLOURS)],

@@ -1,4 +1,4 @@
-"""What a run will be made of, and what is refused of it before anything is trained or written."""
+"""The plan of a run, which refuses what can't work before anything is trained or written."""
 
 from __future__ import annotations
 
@@ -33,9 +33,9 @@ MANY_CLASSES = 10_000  # from so many on, several devices share the class weight
 
 
 class Plan:
-    """Devices, data, network, schedule and folder of a run: opened, made and found to be sound.
+    """Opens or makes the devices, data, network, schedule and folder of a run, and checks them.
 
-    Nothing is allocated on a device, and nothing written.
+    It allocates nothing on a device and writes nothing.
 
     Parameters
     ----------
@@ -47,27 +47,27 @@ class Plan:
     ----------
     contexts : list of mx.Context
     batch_size : int
-        Of all contexts of all processes.
+        The number of samples per step, of all contexts of all processes.
     pipeline : Pipeline
     num_classes : int
     is_class_parallel : bool
         Whether the class weights are split over the contexts.
     packs : list of Pack
-        To verify on; only the first process does.
+        Those to verify on; empty in all processes but the first.
     network : Network
-        Without parameters yet.
+        Not initialized yet.
     flops : int
-        Of the network, for one image.
+        Floating-point operations of the network per image.
     memory : estimate.Estimate
-        Of a device.
+        What one device will hold.
     states : str
         The folder of saved states.
     total_steps : int
         `sys.maxsize` for a run without an end.
     rate_at : callable
-        The learning rate of a step.
+        Returns the learning rate of a step.
     notes : list of str
-        What the log should tell.
+        Lines for the log, which is opened later.
     """
 
     def __init__(self, settings: Settings, group: Group = ALONE):
@@ -124,24 +124,24 @@ class Plan:
         )
 
     def _count_classes(self) -> int:
-        path, found = self.pipeline.records.path, self.pipeline.num_classes
-        wanted = self.settings.num_classes or found
+        path, available = self.pipeline.records.path, self.pipeline.num_classes
+        wanted = self.settings.num_classes or available
         images_of = np.bincount(self.pipeline.images_and_classes()[1])
         highest = len(images_of) - 1
         if highest >= wanted:
             raise ValueError(
                 f"{path}: it has the label {highest}, but there are to be {wanted} classes, 0 to "
-                f"{wanted - 1}: mend --num-classes or the dataset"
+                f"{wanted - 1}: correct --num-classes or the dataset"
             )
-        known = min(found, wanted)
+        known = min(available, wanted)
         seen = np.count_nonzero(images_of)
         if seen == 1:
             self.notes.append(f"warning: {path}: all images are of one class")
         if seen < known:
             self.notes.append(f"warning: {path}: {known - seen} of {known} classes have no image")
-        if wanted > found:
+        if wanted > available:
             self.notes.append(
-                f"warning: num_classes is {wanted}, but {path} has {found} classes: the others "
+                f"warning: num_classes is {wanted}, but {path} has {available} classes: the others "
                 "have no image"
             )
         return wanted
@@ -156,7 +156,7 @@ class Plan:
         """Refuse processes that would not train the same model on the same data."""
         mine = json.loads(json.dumps(self.settings.as_json()))
         for name in ("data_dir", "models_root", "threads", "resume", "extra_model_name"):
-            mine.pop(name)  # may well differ from host to host
+            mine.pop(name)  # may differ between hosts
         _, labels = self.pipeline.images_and_classes()
         mine["images"], mine["classes"] = self.pipeline.num_images, self.num_classes
         mine["checksum of the labels"] = zlib.crc32(np.ascontiguousarray(labels, np.int64))
@@ -182,7 +182,7 @@ class Plan:
         return packs
 
     def _check_pack(self, pack: Pack) -> Pack:
-        """Decode all of it: a broken image must not end the run at its first verification."""
+        """Decode all images: a broken one must not end the run at its first verification."""
         if len(pack) < 2:
             raise ValueError(f"{pack.name}.bin: one pair is too few to verify on")
         for _ in map_ordered(pack.decode, range(2 * len(pack)), self.settings.threads):
@@ -208,9 +208,9 @@ class Plan:
         is_single = s.per_batch_size * sync_devices == 1 and not s.freeze_backbone
         if is_single and isinstance(network.head[-1], BatchNorm):
             raise ValueError(
-                "--per-batch-size 1: the last layer normalizes each number over the images of a "
-                "device, and one image alone has no gradient: take 2 or more, or "
-                "--freeze-backbone to train class weights alone"
+                "--per-batch-size 1: the last layer normalizes over the images of a device, and a "
+                "single image has no gradient then: take 2 or more, or --freeze-backbone to train "
+                "class weights alone"
             )
         return network
 
@@ -247,7 +247,7 @@ class Plan:
         return of_device
 
     def _check_folder(self) -> None:
-        """Refuse to overwrite what others have left, or to resume nothing."""
+        """Refuse to overwrite the files of another run, or to resume where there is no state."""
         folder, resume = self.settings.folder, self.settings.resume
         states = list_states(self.states)
         if states and not resume:
@@ -258,9 +258,9 @@ class Plan:
         whole = next(filter(is_whole, states), None)
         if whole:
             self._check_classes(whole)
-        if states:  # which of them is sound is found out when it is loaded
+        if states:  # loading them will tell which of them is sound
             return
-        # A run saves its first state before its first model: these states were lost.
+        # A run saves its first state before its first model: here the states have been lost.
         if self._find_models():
             raise FileExistsError(
                 f"{folder} holds models, but no state to go on from: give this run another name by "
@@ -268,8 +268,8 @@ class Plan:
             )
         if resume == MUST:
             raise FileNotFoundError(
-                f"--resume: there is no state in {self.states}: mend --models-root or what names "
-                "the run, or let --resume auto begin a new one"
+                f"--resume: there is no state in {self.states}: correct --models-root or what "
+                "names the run, or let --resume auto begin a new one"
             )
         if resume == AUTO:
             self.notes.append(f"there is no state in {self.states}: a new run begins")
@@ -278,7 +278,7 @@ class Plan:
         return glob.glob(glob.escape(self.settings.prefix) + "-[0-9]*.params")
 
     def _check_classes(self, state: str) -> None:
-        """Refuse a state of other classes, and say how to go on with its network."""
+        """Refuse a state with another number of classes, and say how to go on with its network."""
         before = read_facts(state)["num_classes"]
         if before == self.num_classes:
             return
@@ -286,7 +286,7 @@ class Plan:
         epochs = [int(path[len(prefix) + 1 : -len(".params")]) for path in self._find_models()]
         epoch = 0 if 0 in epochs else max(epochs, default="<epoch>")
         raise ValueError(
-            f"{state} is of {before} classes, this run has {self.num_classes}: instead of --resume "
-            "begin a new one with its network, by "
+            f"{state} has {before} classes, this run has {self.num_classes}: instead of --resume "
+            "begin a new run with its network, by "
             f"--pretrained {prefix},{epoch} --init-classes mean --extra-model-name <another>"
         )

@@ -1,4 +1,4 @@
-"""The learning rate of every step."""
+"""The learning rate of each step."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def learning_rate(
     Parameters
     ----------
     mode : {"step", "cosine", "poly", "constant"}
-        "step": times `factor` from each of `steps` on, as insightface's; the two next fall to 0 at
-        the end.
+        "step" multiplies the rate by `factor` at each of `steps`, as insightface does; "cosine" and
+        "poly" let it fall to 0 at the end.
     base : float
         The rate after the warm-up.
     total_steps : int
-        How many steps there are; 0 is without end, which cosine and poly can't be.
+        The number of steps; 0 is without end, which "cosine" and "poly" refuse.
     steps : sequence of int
     factor : float
     warmup_steps : int
-        The rate grows from 0 in a line.
+        The number of steps in which the rate grows linearly from 0.
     """
     from gluoncv.utils import LRScheduler, LRSequential  # it takes seconds to import
 
@@ -37,7 +37,8 @@ def learning_rate(
         raise ValueError(f"--lr-schedule is one of {', '.join(MODES)}, not {mode!r}")
     if mode in ("cosine", "poly") and not total_steps:
         raise ValueError(f"--lr-schedule {mode} needs an end: give --max-steps or --end-epoch")
-    warmup_steps = warmup_steps if warmup_steps > 1 else 0  # the first step has the full rate then
+    if warmup_steps == 1:  # it would have the full rate anyway
+        warmup_steps = 0
     left = max(total_steps - warmup_steps, 2) if total_steps else 1 << 40
     rest = LRScheduler(
         mode,

@@ -1,15 +1,15 @@
-"""The folders of saved states: what is in them, and whether it is what was written.
+"""The folders of saved states: their files, and whether these are still what was written.
 
 A state is a folder ``states/state-<step>``:
 
     backbone.params   the network's parameters, by name
-    momenta.params    what its optimizer keeps of them
+    momenta.params    the states of its optimizer
     classes.npy       all class weights, (K, D), however they were split
-    head.states       momenta of the class weights, the sampler's and the criterion's state
-    state.json        step, position in the epoch, best scores, and what it is a state of
+    head.states       momenta of the class weights, states of the sampler and the criterion
+    state.json        step, position in the epoch, best scores, and the settings of the run
 
-``state.json`` also holds the size of each file and a CRC-32 of each of its blocks, and one of
-itself. States written before there were checksums have sizes alone.
+``state.json`` also holds the size of each file, a CRC-32 of each of its blocks, and one of itself.
+States of early versions have sizes alone.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from dsoftmax.recognition.common.files import AtomicFile, FullDiskError
 FORMAT = 1
 FILES = ("backbone.params", "momenta.params", "classes.npy", "head.states")
 DESCRIPTION = "state.json"
-BLOCK_SIZE = 1 << 26  # bytes that a checksum is of
+BLOCK_SIZE = 1 << 26  # bytes per checksum
 READ_AT_ONCE = 1 << 20  # bytes
 _NAME = re.compile(r"state-(\d{8,})")
 
 
 class DamagedStateError(ValueError):
-    """A state, or each of them, is not what was written."""
+    """The files of a state are not what was written, or no state is sound."""
 
 
 class UnknownFormatError(ValueError):
@@ -43,7 +43,7 @@ class UnknownFormatError(ValueError):
 
 
 class Problem(NamedTuple):
-    """What is wrong with a file of a state; `block` counts from 0, or is None for all of it."""
+    """What is wrong with a file of a state; `block` counts from 0, None is the whole file."""
 
     file: str
     block: int | None
@@ -54,7 +54,7 @@ class Problem(NamedTuple):
 
 
 class Check(NamedTuple):
-    """What was found in the folder of a state."""
+    """The result of checking a state."""
 
     path: str
     step: int | None
@@ -64,12 +64,12 @@ class Check(NamedTuple):
 
     @property
     def is_sound(self) -> bool:
-        """Whether nothing is wrong with it, as far as can be told."""
+        """Whether no problem was detected."""
         return not self.problems
 
 
 class BlockChecksums:
-    """CRC-32 of each block of the bytes that pass by.
+    """Computes the CRC-32 of each block of a stream of bytes.
 
     Parameters
     ----------
@@ -79,10 +79,10 @@ class BlockChecksums:
     def __init__(self, block_size: int):
         self._block_size = block_size
         self._sums: list[int] = []
-        self._room = 0  # bytes that the last block still lacks
+        self._room = 0  # bytes left in the last block
 
     def update(self, content) -> None:
-        """Take the next bytes."""
+        """Add the next bytes."""
         content = memoryview(content).cast("B")
         while content:
             if not self._room:
@@ -144,7 +144,7 @@ class _SummedFile:
 
 
 def sync_folder(path: str) -> None:
-    """Have the disk remember the names in a folder."""
+    """Sync the names in a folder to disk."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -158,7 +158,7 @@ def path_of(folder: str, step: int) -> str:
 
 
 def update_facts(path: str, facts: dict[str, Any]) -> None:
-    """Change some of what is said about a saved state."""
+    """Change some facts of a saved state."""
     with AtomicFile(os.path.join(path, DESCRIPTION), "w") as file:
         file.write(_text_of({**read_facts(path), **facts}))
 
@@ -179,18 +179,18 @@ def _checksum_of(facts: dict[str, Any]) -> str:
 
 
 def list_states(folder: str) -> list[str]:
-    """Return the paths of all states, the newest first, be they sound or not."""
-    found = []
+    """Return the paths of all states, sound or not, the newest first."""
+    paths = []
     with contextlib.suppress(FileNotFoundError):
         for name in os.listdir(folder):
             match = _NAME.fullmatch(name)
             if match and os.path.isdir(os.path.join(folder, name)):
-                found.append((int(match.group(1)), os.path.join(folder, name)))
-    return [path for _, path in sorted(found, reverse=True)]
+                paths.append((int(match.group(1)), os.path.join(folder, name)))
+    return [path for _, path in sorted(paths, reverse=True)]
 
 
 def read_facts(path: str) -> dict[str, Any]:
-    """Read what is said about a state.
+    """Read the facts of a state.
 
     Raises
     ------
@@ -225,13 +225,13 @@ def read_facts(path: str) -> dict[str, Any]:
 
 
 def check_state(path: str, report: Callable[[int], Any] = lambda _: None) -> Check:
-    """Compare a state with what was written; without checksums, see whether its files can be read.
+    """Compare a state with its checksums; if it has none, only try to read its files.
 
     Parameters
     ----------
     path : str
     report : callable
-        Is called with the number of bytes each time some were read.
+        Called with the number of bytes after each read.
 
     Raises
     ------
@@ -281,25 +281,25 @@ def _wrong_blocks(
         for content in iter(lambda: file.read(READ_AT_ONCE), b""):
             checksums.update(content)
             report(len(content))
-    for block, (found, meant) in enumerate(zip(checksums.sums, expected)):
-        if found != meant:
+    for block, (actual, written) in enumerate(zip(checksums.sums, expected)):
+        if actual != written:
             start = block * block_size
             yield Problem(
                 name,
                 block,
                 f"block {block + 1} of {len(expected)}, from byte {start:,} on, is not what was "
-                f"written: its checksum is {found} instead of {meant}",
+                f"written: its checksum is {actual} instead of {written}",
             )
 
 
 def _read_without_checksums(path: str, facts: dict[str, Any]) -> None:
-    """Raise a ValueError where a file of the right size can't be what was saved."""
+    """Raise a ValueError if a file of the right size can't be what was saved."""
     if path.endswith(".npy"):
-        found = np.load(path, mmap_mode="r")
-        if found.shape != (facts["num_classes"], facts["embedding_size"]):
-            raise ValueError(f"it is an array of shape {found.shape}")
+        shape = np.load(path, mmap_mode="r").shape
+        if shape != (facts["num_classes"], facts["embedding_size"]):
+            raise ValueError(f"it is an array of shape {shape}")
         return
-    import mxnet as mx  # not needed for what has checksums, and slow to begin
+    import mxnet as mx  # states with checksums are checked without it
 
     try:
         mx.nd.load(path)
@@ -308,7 +308,7 @@ def _read_without_checksums(path: str, facts: dict[str, Any]) -> None:
 
 
 def is_whole(path: str) -> bool:
-    """Tell whether a state can be read by this version and its files have their sizes."""
+    """Return whether this version can read a state and its files have the right sizes."""
     try:
         return not list(_wrong_sizes(path, read_facts(path)))
     except (ValueError, OSError):
@@ -321,14 +321,16 @@ def choose_state(folder: str) -> tuple[Check | None, list[Check]]:
     Returns
     -------
     chosen : Check or None
-        None where there are no states.
+        None if there are no states.
     damaged : list of Check
-        The newer ones, that are not sound.
+        The newer states, which are not sound.
 
     Raises
     ------
-    UnknownFormatError, DamagedStateError
-        A state that came before a sound one was found is another version's, or none is sound.
+    UnknownFormatError
+        Another version has written a state that is newer than all sound ones.
+    DamagedStateError
+        There are states, but no sound one.
     """
     damaged = []
     for path in list_states(folder):
@@ -337,18 +339,18 @@ def choose_state(folder: str) -> tuple[Check | None, list[Check]]:
             return check, damaged
         damaged.append(check)
     if damaged:
-        found = "; ".join(
+        reasons = "; ".join(
             f"{os.path.basename(check.path)}: {check.problems[0]}" for check in damaged
         )
         raise DamagedStateError(
-            f"{folder}: there is no sound state to go on from ({found}). Begin another run by "
-            "--extra-model-name, or move the states elsewhere to begin this one anew"
+            f"{folder}: there is no sound state to go on from ({reasons}). Begin another run by "
+            "--extra-model-name, or move the states elsewhere to begin this one again"
         )
     return None, []
 
 
 def set_aside(path: str) -> str:
-    """Rename a damaged state, so that it is kept and no run takes it for one of its own."""
+    """Rename a damaged state, so that it is kept but no run resumes from it."""
     kept, number = f"{path}.damaged", 1
     while os.path.exists(kept):
         number += 1
@@ -358,9 +360,9 @@ def set_aside(path: str) -> str:
 
 
 def prune_states(folder: str, keep: int) -> None:
-    """Remove all but the newest `keep` whole states; what this version can't read stays."""
+    """Remove all but the newest `keep` whole states; leave those this version can't read."""
     for path in list(filter(is_whole, list_states(folder)))[max(keep, 1) :]:
-        # First it must not look like a state any more: a kill may come in the middle.
+        # Renamed first: a kill in the middle must not leave half a state under its name.
         part = f"{path}.{os.getpid()}.part"
         os.rename(path, part)
         shutil.rmtree(part, ignore_errors=True)
@@ -368,7 +370,7 @@ def prune_states(folder: str, keep: int) -> None:
 
 @contextlib.contextmanager
 def name_newest_state(folder: str) -> Iterator[None]:
-    """Have the error of a full disk say which state is left to go on from."""
+    """Add to the error of a full disk which state is left to resume from."""
     try:
         yield
     except FullDiskError as error:

@@ -160,11 +160,11 @@ def test_a_state_of_another_network(flags, capsys):
     other = flags(max_steps=4, network="r18", emb_size=8)
     folder.rename(folder_of(other))
     assert train.main([*other, "--resume"]) == 2
-    assert "it is of another network" in capsys.readouterr().err
+    assert "it belongs to another network" in capsys.readouterr().err
     back = flags(max_steps=4, emb_size=9)
     folder_of(other).rename(folder_of(back))
     assert train.main([*back, "--resume"]) == 2
-    assert "the state is of 5 classes of width 8" in capsys.readouterr().err
+    assert "the state has 5 classes of width 8" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def test_other_classes(flags, dataset, capsys):
     made = flags(max_steps=4, data_dir=more)
     assert train.main([*made, "--resume"]) == 2
     err = capsys.readouterr().err
-    assert "is of 5 classes, this run has 7" in err
+    assert "has 5 classes, this run has 7" in err
     advice = err[err.index("--pretrained") :].replace("<another>", "more").split()
     assert train.main([*made, *advice]) == 0
     out = capsys.readouterr().out
