@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# A first look, on a machine with nothing but Python: makes its own environment, draws the embedded
+# A first look on a machine with nothing but Python: makes a virtual environment, draws the embedded
 # dataset, trains a small network on it with D-Softmax and with NormFace's softmax (about two minutes
 # each on two cores), verifies both on people they have not seen, and says where the figures are.
 #
