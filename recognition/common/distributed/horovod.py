@@ -40,7 +40,7 @@ class HorovodGroup(Group):
         return array if self.size == 1 else self._hvd.allgather(array, name=name)
 
     def close(self) -> None:
-        """Leave, when all others do: horovodrun ends those who are late."""
+        """Leave the group together with all others: horovodrun kills latecomers."""
         self.sum("close", nd.zeros((1,)))
         nd.waitall()
         self._hvd.shutdown()
