@@ -149,7 +149,7 @@ class BlockwiseLogSumExp:
     ):
         self._embedding = embedding
         self._weight = weight
-        self._own_column = target_column
+        self._target_column = target_column
         self._offset = offset
         self._inputs = inputs
         self._workspace = workspace
@@ -215,8 +215,8 @@ class BlockwiseLogSumExp:
         block = self.blocks[number]
         logits = self._buffer("logits", number)
         nd.dot(self._embedding, self._weight[block], transpose_b=True, out=logits)
-        inside = (self._own_column >= block.start) & (self._own_column < block.stop)
-        target_column = np.where(inside, self._own_column - block.start, -1)
+        inside = (self._target_column >= block.start) & (self._target_column < block.stop)
+        target_column = np.where(inside, self._target_column - block.start, -1)
         offset = None if self._offset is None else self._offset[:, block]
         probabilities = self._buffer("probabilities", number)
         sums = probabilities_of(

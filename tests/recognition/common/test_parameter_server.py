@@ -409,7 +409,7 @@ class TestLeaving:
 
     def test_never_well_while_others_wait(self, leave, in_a_group, capsys):
         assert leave(0) == 1
-        assert "others of its job count on it" in capsys.readouterr().err
+        assert "others of its job depend on it" in capsys.readouterr().err
         assert leave(2) == 2
         in_a_group.is_open = False
         assert leave(0) == 0

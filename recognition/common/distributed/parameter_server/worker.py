@@ -84,7 +84,7 @@ class ServerGroup(Group):
         self.kv._barrier()
 
     def tell_servers(self, orders: dict[str, Any]) -> None:
-        """Change how servers treat everything pushed from now on; only the first worker calls it."""
+        """Change how servers treat all later pushes; only the first worker calls it."""
         nd.waitall()  # pending pushes still follow the old orders
         self.kv._send_command_to_servers(COMMAND, json.dumps(orders))
 
