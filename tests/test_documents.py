@@ -219,6 +219,9 @@ def test_scripts_and_the_tests_they_select(document):
     for line in lines:
         for script in re.findall(r"\bbash (\S+\.sh)", line.replace("bash job.sh", "")):
             assert (REPOSITORY / script).is_file(), line
+        for script, arguments in re.findall(r"\bpython (tests/\S+)([^#]*)", line):
+            text = (REPOSITORY / script).read_text(encoding="utf-8")
+            assert all(f'"{flag}"' in text for flag in re.findall(r"--\w+", arguments)), line
         for keyword in re.findall(r"run\.sh .*-k (\w+)", line):
             assert any(keyword in name for name in names_of_tests()), line
 
