@@ -23,14 +23,7 @@ READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS))
 DOCUMENTS = (*READMES, "CONTRIBUTING.md", "CHANGELOG.md")
 RECIPE = "linear_margin"  # the loss that CONTRIBUTING.md adds
 # Documented before it is in the tree; to be emptied when it is.
-COMING = {
-    "--loss-option",
-    "losses/stores/",
-    "losses/stores/__init__.py",
-    "losses/stores/base.py",
-    "recognition/flags.py",
-    "register",
-}
+COMING = {"--loss-option", "recognition/flags.py"}
 
 
 @functools.lru_cache(maxsize=None)
@@ -61,8 +54,6 @@ def names(dataset, jpeg, monkeypatch):
     folder, _ = dataset(counts=(60, 70), size=(112, 112))
     monkeypatch.chdir(folder.parent)
     monkeypatch.setattr(presets, "PRESETS", dict(presets.PRESETS))
-    if "register" in COMING and not hasattr(losses, "register"):
-        monkeypatch.setattr(losses, "register", lambda *_, **__: None, raising=False)
     write_pack("lfw.bin", [jpeg() for _ in range(40)], [True, False] * 10)
     return {
         "network": lambda images: images,
