@@ -16,7 +16,7 @@ class HorovodGroup(Group):
         except ImportError as error:
             raise ValueError(
                 "this process was started by horovodrun, but Horovod can't be imported here "
-                f"({error}): see 'Many machines' in the README for how to install it"
+                f"({error}): see 'Horovod' in recognition/README.md for how to install it"
             ) from None
         hvd.init()
         self._hvd = hvd
