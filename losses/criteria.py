@@ -1,8 +1,8 @@
 """The criteria: each loss of the family as a few lines on two numbers per sample.
 
 `z_y` is the cosine with the sample's own class, `n` the log-sum-exp of the scaled cosines with its
-negatives. Which negatives these are, where their weights live and how n was computed is nobody's
-business here.
+negatives. A criterion does not know which negatives these are, where their weights live, or how n
+was computed.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ ROUNDING = 5e-7
 
 
 class BatchContext(NamedTuple):
-    """What a criterion may ask about the batch beside z_y and n."""
+    """What a criterion may know about the batch beside z_y and n."""
 
     step: int  # steps before this one
     norm: mx.nd.NDArray  # (B,) lengths of the embeddings, with their gradient
-    inter_weight: float | None = None  # what the inter part is to be multiplied by, if anything
+    inter_weight: float | None = None  # a factor of the inter-class loss; None for 1
     is_training: bool = True
 
 
@@ -34,21 +34,21 @@ def softplus(F, x):
 class Criterion(Loss):
     """Base of all criteria: a Gluon loss of (z_y, n).
 
-    A criterion gives its `parts`: the intra-class and the inter-class loss of each sample. Where
-    the two are entangled, the whole loss is the intra part and the inter part is 0.
+    A subclass defines `parts`: the intra-class and the inter-class loss of each sample. If the two
+    are entangled, the whole loss is the intra part and the inter part is 0.
 
     Parameters
     ----------
     scale : float
         The scale s of the cosines; usually 16 to 64.
     weight, batch_axis
-        As of every ``gluon.loss.Loss``.
+        As for every ``gluon.loss.Loss``.
 
     Inputs:
-        - **z_y**: (B,) cosines with the own class.
+        - **z_y**: (B,) cosines with each sample's own class.
         - **n**: (B,) log-sum-exp of the scaled cosines with the negatives.
         - **sample_weight**: (B,), optional.
-        - what `arguments` gives for the batch, (1,) or (B,) each.
+        - the arrays of `arguments`, (1,) or (B,) each.
 
     Outputs:
         - **loss**: (B,).
@@ -61,12 +61,12 @@ class Criterion(Loss):
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be a positive number, not {scale!r}")
         self.scale = float(scale)
-        self.state: dict[str, float] = {}  # what must be saved to go on, if anything
+        self.state: dict[str, float] = {}  # saved and loaded with the trainer's states
 
     def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
-        """Return what `parts` needs beside z_y and n, for each batch.
+        """Return the arrays that `parts` needs beside z_y and n, for each batch.
 
-        They are arrays because a hybridized graph would keep the numbers of its first call.
+        Plain numbers won't do: a hybridized graph would keep those of its first call.
         """
         return []
 
@@ -94,7 +94,7 @@ class Entangled(Criterion):
     """Softmax with a margin: softplus(n - s φ(z_y)). A subclass gives φ, the `target`."""
 
     def target(self, F, z_y, *arguments):
-        """Return φ(z_y), (B,): what stands for the target cosine."""
+        """Return φ(z_y), (B,), which takes the place of the target cosine."""
         raise NotImplementedError(f"{type(self).__name__} must define target(F, z_y)")
 
     def parts(self, F, z_y, n, *arguments):
@@ -105,8 +105,8 @@ class Entangled(Criterion):
     def termination_point(self, n: float) -> float:
         """Say at which z_y the intra-class gradient dies away: where s φ(z_y) = n.
 
-        The paper's d = log M / s, and its counterparts with a margin. Beyond ±1 it is ±1: with a
-        smaller n the gradient is never strong, with a larger one it never ends.
+        The paper's d = log M / s, and its counterparts with a margin, limited to ±1: with a smaller
+        n the gradient is never strong, with a larger one it never ends.
         """
         low, high = -1.0, 1.0
         if self._target_of(high) * self.scale <= n:
@@ -183,8 +183,8 @@ def sine_of(F, cosine):
 def add_angle(F, cosine, angle: float):
     """cos(θ + angle) from cos θ, for an angle in [0, π/2], by the addition theorem.
 
-    Beyond θ + angle = π it goes on with cos θ - angle sin(angle), which keeps falling; arccos,
-    whose gradient is infinite at ±1, is not needed.
+    Beyond θ + angle = π it continues as cos θ - angle sin(angle), which keeps falling. It needs no
+    arccos, whose gradient is infinite at ±1.
 
     Parameters
     ----------
@@ -252,8 +252,8 @@ def multiply_angle(F, cosine, factor: float):
 class SphereFace(Entangled):
     """A multiplicative margin on the angle: φ = (λ z_y + ψ(θ_y)) / (1 + λ).
 
-    λ falls from `beta` to `beta_min` as training goes on, or is 0 without annealing. m1 = 4 does
-    not train without it; m1 of about 1.5 does.
+    λ falls from `beta` to `beta_min` during training, or is 0 without annealing. m1 = 4 does not
+    train without annealing; an m1 of about 1.5 does.
 
     Parameters
     ----------
@@ -372,8 +372,8 @@ class AdaFace(Entangled):
         """Return the quality q of each sample, (B,)."""
         norm = batch.norm.detach().clip(0.001, 100)  # a measure, not to be trained
         forget = self.forget if batch.is_training else 0
-        for name, found in (("mean", norm.mean()), ("deviation", _deviation(norm))):
-            self.state[name] += forget * (found.asscalar() - self.state[name])
+        for name, value in (("mean", norm.mean()), ("deviation", _deviation(norm))):
+            self.state[name] += forget * (value.asscalar() - self.state[name])
         quality = self.h * (norm - self.state["mean"]) / (self.state["deviation"] + 0.001)
         return [quality.clip(-1, 1)]
 
@@ -444,7 +444,7 @@ class Hybrid(DSoftmax):
     """D-Softmax's intra part with the inter part of another loss, which looks at z_y too."""
 
     def inter_floor(self, n: float) -> None:
-        """Return None: the inter loss has no floor of its own."""
+        """Return None: the inter loss has no floor."""
         return
 
 

@@ -1,4 +1,4 @@
-"""Negatives that are near: the classes a random-projection forest finds for the batch."""
+"""Hard negatives: the classes that a random-projection forest finds near the batch."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from dsoftmax.losses.samplers import (
 )
 from dsoftmax.losses.stores.base import ClassStore
 
-PLANES = 256  # shared by all trees: one product of matrices tells the sides of all
-DEEPEST = 16  # planes a tree: its leaves are numbered in uint16, which numpy sorts by radix
-IGNORED = 4  # planes of a tree, by a sample that nearly lies on them
+PLANES = 256  # shared by all trees: one matrix product gives the sides of all
+DEEPEST = 16  # planes per tree: leaf numbers are uint16, which numpy sorts by radix
+IGNORED = 4  # planes per tree that a sample nearly lies on
 MEDIAN_OF = 4096  # classes
 PROJECTED_AT_ONCE = 1 << 14  # classes
-COMPARED = 8  # times as many classes as a sample asks for
+COMPARED = 8  # candidates per class that a sample asks for
 COMPARED_AT_ONCE = 2048  # classes, which stay in the processor's cache
 # How many bits of each uint16 are set.
 BITS_SET = np.unpackbits(np.arange(1 << 16, dtype=np.uint16).view(np.uint8)).reshape(-1, 16)
@@ -40,19 +40,19 @@ class Forest:
     """The class weights of one moment, sorted by the sides of random planes they lie on.
 
     A plane is perpendicular to the difference of two random classes and halves all classes. A tree
-    takes some of the planes at random: classes on the same side of all of them are a leaf. What is
-    near a sample is looked for in its leaf of each tree, on both sides of the few planes that the
-    sample nearly lies on. Of what is found there, the classes that agree with the sample in most of
-    all planes are compared with it by their weights of today.
+    takes some of the planes at random: classes on the same side of all of them form a leaf. A
+    sample's candidates are the classes in its leaf of each tree, on both sides of the few planes
+    that the sample nearly lies on. Those that agree with the sample on most of all planes are
+    compared with it by their current weights.
 
     Made by `Forest.grow`, or from the ``state`` of another one.
 
     Parameters
     ----------
     store : ClassStore
-        Where the weights of today are.
+        Holds the current weights.
     normalize : bool
-        Near by angle, or by inner product.
+        Whether to rank by angle, or by inner product.
     state : dict of numpy arrays
         ``built_at`` (1,) int64, the step; ``directions`` (256, D) and ``thresholds`` (256,) of the
         planes; ``planes`` (trees, depth) int32, those of each tree; ``ignored`` (1,) int64, how
@@ -82,17 +82,17 @@ class Forest:
     def grow(
         cls, store: ClassStore, normalize: bool, trees: int, leaf: int, seed: int, step: int
     ) -> Forest:
-        """Make a forest of the weights as they are.
+        """Make a forest of the current weights.
 
         Parameters
         ----------
         store, normalize
-            As of the class.
+            As for the class.
         trees : int
         leaf : int
-            Classes that a sample finds in a tree, about.
+            Classes that a sample finds per tree, approximately.
         seed, step : int
-            What is random is a function of them.
+            The random numbers are a function of them.
         """
         random = generator(seed, step, stream=1)
         num_classes = store.shape[0]
@@ -106,8 +106,8 @@ class Forest:
         depth = min(needed + IGNORED, DEEPEST)
         planes = [random.choice(PLANES, depth, replace=False) for _ in range(trees)]
         # Processors round differently: all processes must have the same planes.
-        found = {"directions": directions, "thresholds": thresholds}
-        directions, thresholds = store.group.broadcast("planes", found).values()
+        ours = {"directions": directions, "thresholds": thresholds}
+        directions, thresholds = store.group.broadcast("planes", ours).values()
         sides, inverse_norms = _project(store, directions, thresholds)
         return cls(
             store,
@@ -133,12 +133,12 @@ class Forest:
         each : int
         """
         embeddings = _normalized(embeddings)
-        group, found = self._store.group, {}
+        group, ours = self._store.group, {}
         if group.is_first:  # others might round, and so choose, differently
             chosen = self._choose(embeddings, COMPARED * each)
             sizes = np.array([len(classes) for classes in chosen])
-            found = {"classes": np.concatenate(chosen), "sizes": sizes}
-        classes, sizes = group.broadcast("candidates", found).values()
+            ours = {"classes": np.concatenate(chosen), "sizes": sizes}
+        classes, sizes = group.broadcast("candidates", ours).values()
         candidates = np.split(classes, np.cumsum(sizes)[:-1])
         similarities = self._compare(embeddings, candidates)
         return [self._rank(*sample)[:each] for sample in zip(candidates, similarities)]
@@ -151,14 +151,14 @@ class Forest:
         return [self._candidates(*sample, count) for sample in zip(leaves, sides)]
 
     def _leaves_around(self, sides: np.ndarray, distances: np.ndarray) -> np.ndarray:
-        """Return the leaves of all trees in which to look for what is near, (B, leaves) int64.
+        """Return the leaves of all trees around each sample, (B, leaves) int64.
 
         Parameters
         ----------
         sides : (B, 32) uint8
-            The samples'.
+            Of the samples.
         distances : (B, 256)
-            Those of the samples from the planes.
+            Between samples and planes.
         """
         planes = self.state["planes"]
         trees, depth = planes.shape
@@ -170,13 +170,13 @@ class Forest:
         return leaves.reshape(len(sides), -1)
 
     def _candidates(self, leaves: np.ndarray, sides: np.ndarray, count: int) -> np.ndarray:
-        """Return up to `count` classes in some leaves, sorted: those most like the sample.
+        """Return up to `count` classes of some leaves, sorted: those most like the sample.
 
         Parameters
         ----------
         leaves : (leaves,) int64
         sides : (32,) uint8
-            The sample's.
+            Of the sample.
         count : int
         """
         stops = self._starts[leaves + 1]
@@ -294,22 +294,22 @@ def _leaves(sides: np.ndarray, planes: np.ndarray) -> np.ndarray:
 class ForestClasses(RandomClasses):
     """The approximate nearest classes of the batch's embeddings, and random ones up to the rate.
 
-    As HF-Softmax: a forest over the class weights is rebuilt every so many steps; in between it
-    answers for weights that have moved on. There is no closed form for a class's chance to be
-    found, hence no correction of the sampling bias.
+    As in HF-Softmax, a forest over the class weights is rebuilt from time to time; in between the
+    weights move on. A class's probability to be drawn has no closed form, hence no correction of
+    the sampling bias.
 
     Parameters
     ----------
     store : ClassStore
         The class weights.
     sample_rate, exclude_labels, seed
-        As of `RandomClasses`.
+        As for `RandomClasses`.
     trees : int
-        More find nearer classes and take longer; the paper's 50.
+        More trees find nearer classes and take longer; the paper has 50.
     rebuild_every : int
-        Steps; the paper's 100.
+        Steps; the paper has 100.
     normalize : bool
-        Near by angle, or by inner product.
+        Whether to rank by angle, or by inner product.
     """
 
     def __init__(
@@ -376,7 +376,7 @@ class ForestClasses(RandomClasses):
         return {} if self._forest is None else self._forest.state
 
     def load_state(self, state: dict[str, np.ndarray]) -> None:
-        """Go on with a forest that was saved, or, of an empty state, with a new one."""
+        """Continue with a saved forest, or with a new one if the state is empty."""
         if state and (len(state["sides"]), state["directions"].shape[1]) != self._store.shape:
             raise ValueError(
                 f"the forest is one of {len(state['sides'])} classes of width "
@@ -414,15 +414,15 @@ class ForestClasses(RandomClasses):
     ) -> np.ndarray:
         """Return up to `count` classes, each sample's nearest first, none of them a label."""
         started = time.perf_counter()
-        found = self._forest.nearest(embeddings, each)
-        rank = np.concatenate([np.arange(len(classes)) for classes in found])
-        classes = np.concatenate(found)
+        nearest = self._forest.nearest(embeddings, each)
+        rank = np.concatenate([np.arange(len(classes)) for classes in nearest])
+        classes = np.concatenate(nearest)
         classes = classes[np.lexsort((classes, rank))]
         classes, first = np.unique(classes, return_index=True)  # where a class has its best rank
         is_other = ~np.isin(classes, labels)
-        nearest = classes[is_other][np.argsort(first[is_other])[:count]]
+        best = classes[is_other][np.argsort(first[is_other])[:count]]
         self._stats["forest_query_seconds"] = time.perf_counter() - started
-        return np.sort(nearest)
+        return np.sort(best)
 
     def __repr__(self) -> str:
         return (

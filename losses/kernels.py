@@ -1,7 +1,7 @@
-"""The passes over rows and columns that a step is made of, beside its matrix products.
+"""The passes over rows and columns of a step, beside its matrix products.
 
-Each is one sweep of an operator of our own where these are built, and else made of MXNet's, which
-differ widely in speed where their results are the same: here are the fast ones.
+Each pass is one sweep of a compiled operator (`operators`) if those are built. Otherwise it is made
+of MXNet's operators, of which some are many times as fast as others with the same result.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ SMALLEST_NORM = 1e-10
 
 
 class Workspace:
-    """Memory that step after step uses again: fresh pages cost more than the arithmetic on them."""
+    """Memory that every step reuses: fresh pages cost more than the arithmetic on them."""
 
     def __init__(self, context: mx.Context):
         self.context = context
@@ -33,7 +33,7 @@ class Workspace:
         self._row_sparse: tuple[int, nd.sparse.RowSparseNDArray | None] = (0, None)
 
     def get(self, name: str, *shape: int) -> nd.NDArray:
-        """Return an array of this shape, with any content, in the memory of this name."""
+        """Return an array of this shape, with undefined content, in the memory of this name."""
         size = math.prod(shape)
         if name not in self._buffers or self._buffers[name].size < size:
             self._buffers[name] = nd.empty((size,), ctx=self.context)
@@ -42,15 +42,18 @@ class Workspace:
     def row_sparse(
         self, values: nd.NDArray, rows: np.ndarray, shape: tuple[int, int]
     ) -> nd.sparse.RowSparseNDArray:
-        """Return values (n, D) in some rows, and 0 in the others, until it is called again."""
+        """Return an array with values (n, D) in some rows and 0 in the others.
+
+        The next call reuses its memory.
+        """
         index = from_numpy(rows, self.context, "int64")
         count, last = self._row_sparse
         if len(rows) != count:
             made = nd.sparse.row_sparse_array((values, index), shape=shape, ctx=self.context)
-            if len(rows) > count:  # the one worth keeping
+            if len(rows) > count:  # keep the largest
                 self._row_sparse = len(rows), made
             return made
-        for part, place in ((values, -1), (index, 0)):  # as row_sparse_array fills a new one
+        for part, place in ((values, -1), (index, 0)):  # as in row_sparse_array
             check_call(
                 _LIB.MXNDArraySyncCopyFromNDArray(last.handle, part.handle, ctypes.c_int(place))
             )
@@ -60,10 +63,9 @@ class Workspace:
 def from_numpy(array: np.ndarray, context: mx.Context, dtype: str = "int32") -> nd.NDArray:
     """Return a copy of an array on a context, without delay.
 
-    `nd.array` waits until the engine has done all that is queued on the CPU, and
-    `nd.from_numpy(zero_copy=True)` has an engine thread free the numpy array, which aborts a
-    process whose Python is shutting down. The memory of a new array is nobody else's: it can be
-    written at once.
+    `nd.array` waits for everything queued on the CPU, and `nd.from_numpy(zero_copy=True)` lets an
+    engine thread free the numpy array, which aborts a process while Python shuts down. Nobody else
+    uses the memory of a new array yet, so it can be written at once.
     """
     array = np.ascontiguousarray(array, dtype)
     copied = nd.empty(array.shape, mx.cpu(0), dtype)
@@ -127,7 +129,7 @@ def scale_rows(matrix: nd.NDArray, factor: nd.NDArray) -> nd.NDArray:
 
 
 def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> nd.NDArray:
-    """Carry a gradient to the normalised rows over to the rows themselves.
+    """Turn a gradient to normalised rows into one to the rows themselves.
 
     Parameters
     ----------
@@ -135,7 +137,7 @@ def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> n
         To ``vectors * inverse``.
     vectors : (n, D)
     inverse : (n, 1)
-        Of `inverse_norm`.
+        As returned by `inverse_norm`.
 
     Returns
     -------
@@ -150,49 +152,51 @@ def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> n
 def probabilities_of(
     logits: nd.NDArray,
     inverse: nd.NDArray | None,
-    own: np.ndarray,
+    target_column: np.ndarray,
     offset: nd.NDArray | None,
     out: nd.NDArray,
 ) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray]:
-    """Make the probabilities of products with class weights, and look at these on the way.
+    """Make the probabilities of products with class weights, and the products' sums.
 
     Parameters
     ----------
     logits : (B, C)
-        Products with the weights. They are divided by the weights' norms in place, and those with
-        the own classes set to `NOTHING`.
+        Products with the weights. In place, they are divided by the weights' norms, and those with
+        a sample's own class become `NOTHING`.
     inverse : (C, 1) or None
-        Of `inverse_norm`; None if the norms are to stay.
-    own : (B,) int64
+        As returned by `inverse_norm`; None to keep the norms.
+    target_column : (B,) int64
         The column of each sample's own class; -1 for none.
     offset : (1, C) or None
         To be added to the logits, not in place.
     out : (B, C)
-        For the probabilities divided by the weights' norms; 0 for the own class.
+        For the probabilities divided by the weights' norms; 0 for a sample's own class.
 
     Returns
     -------
     n, total, largest : (B,) each
-        The log-sum-exp with the offset, and the sum and the largest without, of the logits but the
-        own.
+        Over the logits but that of the own class: the log-sum-exp with the offset, and the sum and
+        the largest without it.
     """
     context, (batch, classes) = logits.context, logits.shape
     if operators.serve(context):
         inverse = nd.ones((classes, 1), ctx=context) if inverse is None else inverse
         offset = nd.zeros((1, classes), ctx=context) if offset is None else offset
-        own = from_numpy(own, context)
-        found = [nd.empty((batch,), ctx=context) for _ in range(3)]
-        nd._internal._dsoftmax_probabilities(logits, inverse, own, offset, out=[out, *found])
-        return tuple(found)
+        target_column = from_numpy(target_column, context)
+        sums = [nd.empty((batch,), ctx=context) for _ in range(3)]
+        nd._internal._dsoftmax_probabilities(
+            logits, inverse, target_column, offset, out=[out, *sums]
+        )
+        return tuple(sums)
     if inverse is not None:
         nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
     total = row_sum(logits).reshape(-1)
-    rows = np.flatnonzero(own >= 0)
-    if len(rows):
-        places = from_numpy(np.stack([rows, own[rows]]), context)
+    samples = np.flatnonzero(target_column >= 0)
+    if len(samples):
+        places = from_numpy(np.stack([samples, target_column[samples]]), context)
         masked = nd.gather_nd(logits, places)
         total = total - nd.scatter_nd(masked, places[:1], shape=total.shape)
-        nothing = nd.full((len(rows),), NOTHING, ctx=context)
+        nothing = nd.full((len(samples),), NOTHING, ctx=context)
         nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
     top = largest = row_max(logits)
     if offset is None:
@@ -229,7 +233,7 @@ class RowGradient(NamedTuple):
     weight: nd.NDArray | None = None  # (n, D), if there is `along`
 
     def whole(self) -> nd.NDArray:
-        """Return the gradient, (n, D), in the place of the values."""
+        """Return the gradient, (n, D), in the memory of the values."""
         if self.along is not None:
             nd.elemwise_sub(self.values, nd.broadcast_mul(self.weight, self.along), out=self.values)
         return self.values
@@ -252,7 +256,7 @@ def weight_gradient(
 
 
 class Sgd(NamedTuple):
-    """What stochastic gradient descent needs to know for an update."""
+    """The numbers of an update by stochastic gradient descent."""
 
     lr: float
     momentum: float

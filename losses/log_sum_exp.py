@@ -1,7 +1,7 @@
 """n, the log-sum-exp of the scaled cosines with the negatives, and its gradient.
 
-`NegativeLogSumExp` is n as a Gluon block, for a graph of your own. `BlockwiseLogSumExp` is what a
-head uses: it computes the same value and gradients by hand, one block of classes at a time.
+`NegativeLogSumExp` is n as a Gluon block, for your own graphs. A head uses `BlockwiseLogSumExp`,
+which computes the same value and gradients by hand, block by block.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dsoftmax.losses.kernels import (
 if TYPE_CHECKING:
     from dsoftmax.losses.step import StepInputs
 
-# Classes at a time: few enough for the processor's cache, many enough for fast products.
+# Classes per block: few enough for the processor's cache, many enough for fast products.
 CACHED_CLASSES = 16384
 
 
@@ -45,8 +45,9 @@ class NegativeLogSumExp(HybridBlock):
 
     Inputs:
         - **embedding**: (B, D).
-        - **weight**: (C, D), a row a class.
-        - **own**: (B,), the row of each sample's own class, which is no negative; -1 for none.
+        - **weight**: (C, D), one row per class.
+        - **target_row**: (B,), the row of each sample's own class, which is no negative; -1 for
+          none.
 
     Outputs:
         - **n**: (B,); -1e30 for a sample without negatives.
@@ -54,7 +55,7 @@ class NegativeLogSumExp(HybridBlock):
     Examples
     --------
     >>> block = NegativeLogSumExp(scale=32)
-    >>> n = block(embedding, weight, own)
+    >>> n = block(embedding, weight, target_row)
     """
 
     def __init__(self, scale: float, normalize: bool = True, **kwargs):
@@ -62,15 +63,15 @@ class NegativeLogSumExp(HybridBlock):
         self.scale = scale
         self.normalize = normalize
 
-    def hybrid_forward(self, F, embedding, weight, own):
+    def hybrid_forward(self, F, embedding, weight, target_row):
         """Compute n."""
         if self.normalize:
             embedding = F.L2Normalization(embedding, eps=SMALLEST_NORM**2)
             weight = F.L2Normalization(weight, eps=SMALLEST_NORM**2)
         logits = F.dot(self.scale * embedding, weight, transpose_b=True)
         columns = F.expand_dims(F.contrib.arange_like(weight, axis=0), axis=0)
-        is_own = F.broadcast_equal(F.expand_dims(F.cast(own, "float32"), axis=1), columns)
-        logits = F.where(is_own, F.zeros_like(logits) + NOTHING, logits)
+        is_target = F.broadcast_equal(F.expand_dims(F.cast(target_row, "float32"), axis=1), columns)
+        logits = F.where(is_target, F.zeros_like(logits) + NOTHING, logits)
         # MXNet has no logsumexp, but log_softmax is x - logsumexp, so that their largest differ
         # by it.
         return F.max(logits, axis=1) - F.max(F.log_softmax(logits, axis=1), axis=1)
@@ -80,23 +81,23 @@ class NegativeLogSumExp(HybridBlock):
         return f"NegativeLogSumExp(of {kind}, scale={self.scale:g})"
 
 
-class Negatives(NamedTuple):
-    """What a step needs to know about each sample's negatives, over some classes."""
+class NegativeSums(NamedTuple):
+    """Sums over each sample's negatives among some classes."""
 
     n: nd.NDArray  # (B,)
     logit_sum: nd.NDArray  # (B,), the sum of the negatives' logits
     logit_max: nd.NDArray  # (B,), the largest of them
     grad_embedding: nd.NDArray | None  # (B, D), the gradient of n to the scaled embedding
 
-    def as_in_context(self, context: mx.Context) -> Negatives:
+    def as_in_context(self, context: mx.Context) -> NegativeSums:
         """Return a copy on another context, or this one if it is there already."""
-        return Negatives(
+        return NegativeSums(
             *(value if value is None else value.as_in_context(context) for value in self)
         )
 
 
-def combine_negatives(parts: list[Negatives]) -> Negatives:
-    """Combine what is known over each part of the classes into what holds over all of them."""
+def combine_negatives(parts: list[NegativeSums]) -> NegativeSums:
+    """Combine the sums over parts of the classes into those over all of them."""
     if len(parts) == 1:
         return parts[0]
     n = combine([part.n for part in parts])
@@ -107,7 +108,7 @@ def combine_negatives(parts: list[Negatives]) -> Negatives:
         )
     logit_sum = nd.add_n(*(part.logit_sum for part in parts))
     logit_max = nd.max(nd.stack(*(part.logit_max for part in parts), axis=1), axis=1)
-    return Negatives(n, logit_sum, logit_max, grad_embedding)
+    return NegativeSums(n, logit_sum, logit_max, grad_embedding)
 
 
 class BlockwiseLogSumExp:
@@ -115,40 +116,40 @@ class BlockwiseLogSumExp:
 
     Made for one step: `forward`, then `weight_gradient` of each block at most once.
 
-    n is one number per sample, so its gradient to the embedding is one vector per sample. The
-    forward pass finds it while the weights are at hand. Only the optimizer wants the gradient to
-    the weights; it is made block by block when the optimizer asks, so that the gradient of all
-    classes never exists at once.
+    n is one number per sample, so its gradient to the embedding is one vector per sample, which the
+    forward pass computes while the weights are in the cache. The gradient to the weights is made
+    block by block when the optimizer asks for it, so that the gradient to all class weights never
+    exists at once.
 
     Parameters
     ----------
     embedding : (B, D)
-        Normalised, if cosines are wanted, and multiplied by the scale.
+        Normalised for cosines, and multiplied by the scale.
     weight : (C, D)
-        The classes' weights, as they are stored.
-    own_column : (B,) int64, numpy
+        The class weights, as they are stored.
+    target_column : (B,) int64, numpy
         The row of each sample's own class in `weight`; -1 for none.
     offset : (1, C) or None
         To be added to the logits.
     inputs : StepInputs
-        Says whether to normalise, how many classes to take at a time and whether gradients will be
-        wanted. With a chunk, logits are computed again for the gradient to the weights.
+        Says whether to normalise, how many classes to take per block and whether gradients will be
+        needed. With a chunk, logits are computed again for the gradient to the weights.
     workspace : Workspace
-        On the weight's context. The step owns it until its gradients are taken.
+        On the weight's context.
     """
 
     def __init__(
         self,
         embedding: nd.NDArray,
         weight: nd.NDArray,
-        own_column: np.ndarray,
+        target_column: np.ndarray,
         offset: nd.NDArray | None,
         inputs: StepInputs,
         workspace: Workspace,
     ):
         self._embedding = embedding
         self._weight = weight
-        self._own_column = own_column
+        self._target_column = target_column
         self._offset = offset
         self._inputs = inputs
         self._workspace = workspace
@@ -159,7 +160,7 @@ class BlockwiseLogSumExp:
         self._inverses: list[nd.NDArray | None] = []
         self._block_n: list[nd.NDArray] = []
 
-    def forward(self) -> Negatives:
+    def forward(self) -> NegativeSums:
         """Compute n and, for training, its gradient to the embedding."""
         negatives = None
         for number in range(len(self.blocks)):
@@ -168,16 +169,16 @@ class BlockwiseLogSumExp:
             negatives = part if negatives is None else combine_negatives([negatives, part])
         return negatives
 
-    def _forward_block(self, number: int) -> Negatives:
+    def _forward_block(self, number: int) -> NegativeSums:
         weight = self._weight[self.blocks[number]]
         inverse = None
         if self._inputs.normalize:
-            # Works in the memory of the gradient, which is made later.
+            # The gradient is made later; until then its memory serves as scratch space.
             inverse = inverse_norm(weight, self._workspace.get("gradient", *weight.shape))
         self._inverses.append(inverse)
         _, probabilities, sums = self._compute(number)
         grad_embedding = nd.dot(probabilities, weight) if self._inputs.for_training else None
-        return Negatives(*sums, grad_embedding)
+        return NegativeSums(*sums, grad_embedding)
 
     def weight_gradient(self, number: int, grad_n: nd.NDArray, n: nd.NDArray) -> RowGradient:
         """Return the gradient to the weights of a block, in memory the next block will reuse.
@@ -185,7 +186,7 @@ class BlockwiseLogSumExp:
         Parameters
         ----------
         number : int
-            Of ``blocks``.
+            Of the block in ``blocks``.
         grad_n : (B,)
             The gradient to n over all shards.
         n : (B,)
@@ -214,11 +215,13 @@ class BlockwiseLogSumExp:
         block = self.blocks[number]
         logits = self._buffer("logits", number)
         nd.dot(self._embedding, self._weight[block], transpose_b=True, out=logits)
-        inside = (self._own_column >= block.start) & (self._own_column < block.stop)
-        own_column = np.where(inside, self._own_column - block.start, -1)
+        inside = (self._target_column >= block.start) & (self._target_column < block.stop)
+        target_column = np.where(inside, self._target_column - block.start, -1)
         offset = None if self._offset is None else self._offset[:, block]
         probabilities = self._buffer("probabilities", number)
-        sums = probabilities_of(logits, self._inverses[number], own_column, offset, probabilities)
+        sums = probabilities_of(
+            logits, self._inverses[number], target_column, offset, probabilities
+        )
         return logits, probabilities, sums
 
     def _buffer(self, name: str, number: int) -> nd.NDArray:

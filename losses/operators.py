@@ -1,6 +1,6 @@
-"""The operators of operators.cc: how they are built, and whether they are there.
+"""The optional operators of operators.cc: how they are built and loaded.
 
-They are optional. `kernels` asks `serve` and does without them where they are not.
+`kernels` asks `serve` and does without them if they are not there.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _is_loaded = False
 
 
 def library() -> Path:
-    """Return where the operators for this machine, this MXNet and this source are or would be.
+    """Return the path of the operators for this processor, this MXNet and this source.
 
-    They use all the processor has, so another one needs its own.
+    They use every instruction the processor has, so each kind of processor needs its own build.
     """
     return SOURCE.with_name(f"operators-{_fingerprint()}.so")
 
@@ -53,12 +53,12 @@ def _fingerprint() -> str:
 
 
 def build() -> Path:
-    """Compile the operators; those of former sources are removed.
+    """Compile the operators, and remove builds of earlier sources.
 
     Raises
     ------
     ValueError
-        If there is no compiler, or it fails, with what it says.
+        There is no compiler, or it fails; the message holds its output.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if not compiler:
@@ -81,7 +81,7 @@ def build() -> Path:
 
 
 def load() -> bool:
-    """Load the operators, if they are built and not switched off; say whether they are loaded."""
+    """Load the operators if they are built and not switched off; return whether they are loaded."""
     global _is_loaded
     if not _is_loaded and os.environ.get(SWITCH) != "0" and library().exists():
         mx.library.load(str(library()), verbose=False)

@@ -1,10 +1,10 @@
 """One step of a head: z_y and n of a batch, and the gradients to embeddings and class weights.
 
-z_y and n are one number per sample each, so that their gradients to the embedding are one vector
-per sample. The forward pass finds these vectors while the class weights are at hand. What MXNet
-records is therefore no more than two row-wise products with constant vectors, and two arrays of
-zeros whose gradients tell, after ``backward``, what arrived at z_y and n. The gradients to the
-class weights follow from those when the trainer asks for them, one block of classes at a time.
+z_y and n are one number per sample each, so their gradients to the embedding are one vector per
+sample each, which the forward pass computes. MXNet then only records two row-wise products with
+constant vectors, and two arrays of zeros that receive the gradients to z_y and n during
+``backward``. The gradients to the class weights follow from those when the trainer asks for them,
+block by block.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from dsoftmax.losses.kernels import (
     scale_rows,
     take_rows,
 )
-from dsoftmax.losses.log_sum_exp import BlockwiseLogSumExp, Negatives, combine_negatives
+from dsoftmax.losses.log_sum_exp import BlockwiseLogSumExp, NegativeSums, combine_negatives
 from dsoftmax.losses.samplers import Draw
 from dsoftmax.losses.stores.base import ClassStore, Shard
 
@@ -50,14 +50,14 @@ class StepInputs(NamedTuple):
 
 
 class ShardStep:
-    """One shard's part in a step: its negatives, and the samples whose class it owns.
+    """One shard's part of a step: its negatives, and the samples whose class it holds.
 
     Parameters
     ----------
     shard : Shard
     inputs : StepInputs
     unit : (B, D)
-        The embeddings on the shard's device, normalised if cosines are wanted.
+        The embeddings on the shard's device, normalised for cosines.
     workspace : Workspace
         On the shard's device.
     """
@@ -74,9 +74,9 @@ class ShardStep:
         self._log_sum_exp = self._make_log_sum_exp() if self._columns else None
 
     def _choose_class_rows(self) -> None:
-        """Set which rows of the shard are used, and their weights.
+        """Choose the class rows that the step uses, and gather their weights.
 
-        The first `_columns` rows are negatives. `_class_rows` is None where all rows are used.
+        The first `_columns` of them are negatives. `_class_rows` is None if all rows are used.
         """
         draw = self._inputs.draw
         if draw.classes is None:
@@ -97,12 +97,12 @@ class ShardStep:
 
     def _make_log_sum_exp(self) -> BlockwiseLogSumExp:
         labels, draw, scale = self._inputs[:3]
-        own_column = np.full(len(labels), -1, np.int64)
+        target_column = np.full(len(labels), -1, np.int64)
         if draw.labels_are_negatives:
-            own_column[self.samples] = self._label_rows[self._label_of_sample]
+            target_column[self.samples] = self._label_rows[self._label_of_sample]
         unit = self._unit
         if draw.samples is not None:
-            own_column, unit = own_column[draw.samples], take_rows(unit, draw.samples)
+            target_column, unit = target_column[draw.samples], take_rows(unit, draw.samples)
         offset = None
         if draw.correction:
             offset = np.zeros((1, self._columns), np.float32)
@@ -110,15 +110,15 @@ class ShardStep:
             offset = from_numpy(offset, self.shard.device, "float32")
         weight = self._weight[: self._columns]
         return BlockwiseLogSumExp(
-            scale * unit, weight, own_column, offset, self._inputs, self._workspace
+            scale * unit, weight, target_column, offset, self._inputs, self._workspace
         )
 
-    def negatives(self) -> Negatives | None:
-        """Look at the shard's negatives; None if it has none in this step."""
+    def negatives(self) -> NegativeSums | None:
+        """Return the sums over the shard's negatives; None if it has none in this step."""
         return self._log_sum_exp.forward() if self._log_sum_exp else None
 
     def targets(self) -> tuple[nd.NDArray, nd.NDArray]:
-        """Compare the shard's own samples with their classes.
+        """Compute the cosines of the samples whose class is in the shard.
 
         Returns
         -------
@@ -126,13 +126,13 @@ class ShardStep:
         direction : (samples, D)
             The gradient of the cosine to the normalised embedding.
         """
-        self._own_unit = take_rows(self._unit, self.samples)
-        self._own_weight = take_rows(self._weight, self._label_rows[self._label_of_sample])
-        direction = self._own_weight
+        self._target_unit = take_rows(self._unit, self.samples)
+        self._target_weight = take_rows(self._weight, self._label_rows[self._label_of_sample])
+        direction = self._target_weight
         if self._inputs.normalize:
-            self._own_inverse = inverse_norm(self._own_weight)
-            direction = scale_rows(direction, self._own_inverse)
-        return row_sum(self._own_unit * direction).reshape(-1), direction
+            self._target_inverse = inverse_norm(self._target_weight)
+            direction = scale_rows(direction, self._target_inverse)
+        return row_sum(self._target_unit * direction).reshape(-1), direction
 
     def weight_gradients(
         self, grad_z_y: nd.NDArray, grad_n: nd.NDArray, n: nd.NDArray
@@ -176,9 +176,9 @@ class ShardStep:
         """Return the gradient of z_y to the weights of `_labels`, (labels, D)."""
         device = self.shard.device
         samples = from_numpy(self.samples, device)
-        grad_weight = scale_rows(self._own_unit, nd.take(grad_z_y, samples))
+        grad_weight = scale_rows(self._target_unit, nd.take(grad_z_y, samples))
         if self._inputs.normalize:
-            grad_weight = project(grad_weight, self._own_weight, self._own_inverse)
+            grad_weight = project(grad_weight, self._target_weight, self._target_inverse)
         # A product with 0s and 1s adds up the samples of each class.
         belongs = np.arange(len(self._labels))[:, None] == self._label_of_sample
         return nd.dot(from_numpy(belongs, device, "float32"), grad_weight)
@@ -223,15 +223,15 @@ class Step:
         if inputs.for_training:
             self._grads = self._grad_embeddings(embeddings, inverse, directions)
 
-    def _over_all_processes(self, unit: nd.NDArray) -> tuple[Negatives, nd.NDArray, nd.NDArray]:
-        """Return the negatives, z_y (B,) and its gradient to the normalised embeddings (B, D)."""
+    def _over_all_processes(self, unit: nd.NDArray) -> tuple[NegativeSums, nd.NDArray, nd.NDArray]:
+        """Return the negatives' sums, z_y (B,) and its gradient to the normalised embeddings."""
         negatives = self._over_shards(unit)
         z_y, directions = self._targets(unit)
         group = self._store.group
         if group.size == 1:
             return negatives, z_y, directions
         numbers = group.gather("log-sum-exps", nd.stack(*negatives[:3]))
-        parts = [Negatives(*part, None) for part in numbers.reshape((group.size, 3, -1))]
+        parts = [NegativeSums(*part, None) for part in numbers.reshape((group.size, 3, -1))]
         whole = combine_negatives(parts)
         vectors = [z_y, directions]
         if self._inputs.for_training:
@@ -239,7 +239,7 @@ class Step:
         z_y, directions, *grads = group.sum_arrays("vectors", vectors)
         return whole._replace(grad_embedding=grads[0] if grads else None), z_y, directions
 
-    def _over_shards(self, unit: nd.NDArray) -> Negatives:
+    def _over_shards(self, unit: nd.NDArray) -> NegativeSums:
         parts = []
         for shard_step in self._shards:
             part = shard_step.negatives()
@@ -252,7 +252,7 @@ class Step:
         count = len(unit) if samples is None else len(samples)
         nothing = nd.full((count,), NOTHING, ctx=self._context)
         no_gradient = nd.zeros((count, unit.shape[1]), ctx=self._context)
-        return Negatives(nothing, nd.zeros_like(nothing), nothing, no_gradient)
+        return NegativeSums(nothing, nd.zeros_like(nothing), nothing, no_gradient)
 
     def _take_turns(self) -> None:
         if self._store.one_at_a_time:
@@ -379,7 +379,7 @@ class Step:
         return len(classes), len(np.unique(self._inputs.labels)) - 1
 
     def stats(self) -> dict[str, float]:
-        """Return what the batch looked like."""
+        """Return figures of the batch, for `Head.stats`."""
         labels, draw, scale = self._inputs[:3]
         z_y = self.z_y if draw.samples is None else nd.take(self.z_y, self._index(draw.samples))
         count = sum(self._count_negatives()) * len(z_y)

@@ -1,7 +1,7 @@
 """What the processes of a group exchange while they train one model.
 
-Each process has a part of the batch and a share of the classes. Whatever travels between them is
-a sum or a gather of float32 arrays, so that an engine has to offer little: `sum_arrays`.
+Each process has a part of the batch and of the classes. Everything they exchange is a sum or a
+gather of float32 arrays, so an engine only has to offer `sum_arrays`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from mxnet import nd
 
 
 class Group:
-    """A process alone: nothing travels.
+    """A group of one process, which exchanges nothing.
 
     A subclass connects several processes. All of them must call the same methods, with the same
     names and shapes, in the same order.
@@ -24,9 +24,9 @@ class Group:
     Attributes
     ----------
     rank, size : int
-        Which process this is, and of how many. The first one, 0, reads and writes files.
+        The number of this process, and how many there are. Process 0 reads and writes files.
     is_open : bool
-        Whether others still count on this process: it must `close` before it may end well.
+        Whether the others still depend on this process: it must `close` before it may exit with 0.
     """
 
     rank = 0
@@ -50,10 +50,10 @@ class Group:
         return self.sum_arrays(name, [array])[0]
 
     def sum_numpy(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Return the sum of an array whose size may be another each time."""
+        """Return the sum of an array whose size may differ from call to call."""
         if self.size == 1:
             return array
-        # Engines keep memory for each size: let there be few.
+        # Engines keep memory for each size, so round the size up to a power of two.
         padded = np.zeros(1 << max(array.size - 1, 0).bit_length(), np.float32)
         padded[: array.size] = array.reshape(-1)
         total = self.sum(name, nd.array(padded, ctx=mx.cpu())).asnumpy()
@@ -77,7 +77,7 @@ class Group:
         return gathered.asnumpy().astype(np.uint16).view(np.int64)
 
     def gather_json(self, name: str, content: Any) -> list[Any]:
-        """Return what each process gives, of what JSON can hold."""
+        """Return the content that each process gives, which JSON must be able to hold."""
         if self.size == 1:
             return [content]
         text = np.frombuffer(json.dumps(content).encode(), np.uint8)
@@ -103,7 +103,7 @@ class Group:
         return received
 
     def close(self) -> None:
-        """Leave, when all others do."""
+        """Leave the group together with all others."""
 
 
 ALONE = Group()

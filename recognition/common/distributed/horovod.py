@@ -16,7 +16,7 @@ class HorovodGroup(Group):
         except ImportError as error:
             raise ValueError(
                 "this process was started by horovodrun, but Horovod can't be imported here "
-                f"({error}): see 'Many machines' in the README for how to install it"
+                f"({error}): see 'Horovod' in recognition/README.md for how to install it"
             ) from None
         hvd.init()
         self._hvd = hvd
@@ -40,7 +40,7 @@ class HorovodGroup(Group):
         return array if self.size == 1 else self._hvd.allgather(array, name=name)
 
     def close(self) -> None:
-        """Leave, when all others do: horovodrun ends those who are late."""
+        """Leave the group together with all others: horovodrun kills latecomers."""
         self.sum("close", nd.zeros((1,)))
         nd.waitall()
         self._hvd.shutdown()

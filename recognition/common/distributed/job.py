@@ -1,4 +1,4 @@
-"""The processes of a training job: how this one joins them, and how it leaves."""
+"""How this process joins the others of a training job, and how it leaves them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import TYPE_CHECKING, Callable
 if TYPE_CHECKING:
     from dsoftmax.recognition.common.distributed.group import Group
 
-# What the launchers of Horovod (Gloo, Open MPI) tell their processes.
+# Environment variables that Horovod's launchers (Gloo, Open MPI) set.
 HOROVOD_VARIABLES = ("HOROVOD_SIZE", "OMPI_COMM_WORLD_SIZE")
 
 _joined: Group | None = None
 
 
 def join(kvstore: str) -> Group:
-    """Join the processes that were started together; one alone is a group of itself.
+    """Join the processes that were started together; a single one is a group of its own.
 
     Parameters
     ----------
     kvstore : str
-        As of ``--kvstore``: ``dist_sync`` is MXNet's parameter server.
+        The value of ``--kvstore``; ``dist_sync`` is MXNet's parameter server.
     """
     # Groups need MXNet, which a command that only prints its --help should not load.
     from dsoftmax.recognition.common.distributed.group import ALONE
@@ -55,7 +55,7 @@ def join(kvstore: str) -> Group:
 
 
 def run(main: Callable[[], int]) -> None:
-    """Run a command as this process, which ends with it: also by an error nobody expected."""
+    """Run a command and end this process with its exit code, also after an unexpected error."""
     sys.excepthook = _die_at_once
     leave(main())
 
@@ -68,13 +68,13 @@ def _die_at_once(kind, error, trace) -> None:
 def leave(code: int) -> None:
     """End this process at once, with an exit code; all files must be written by now.
 
-    An orderly end may never come: MXNet waits for the threads of operators in Python, which may
-    wait for the interpreter, and for processes of the group, which wait for this one. Whoever
-    started the group sees the code and stops the others; it is not 0 while they count on this one.
+    An orderly shutdown may hang: MXNet waits for threads that wait for the interpreter, and for
+    other processes that wait for this one. The launcher sees the exit code and stops the others; it
+    is never 0 while they depend on this process.
     """
     is_awaited = _joined is not None and _joined.is_open
     if code == 0 and is_awaited:
-        print("this process ends while others of its job count on it", file=sys.stderr)
+        print("this process ends while others of its job depend on it", file=sys.stderr)
         code = 1
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):  # a full disk, a closed stream

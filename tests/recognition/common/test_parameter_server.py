@@ -409,7 +409,7 @@ class TestLeaving:
 
     def test_never_well_while_others_wait(self, leave, in_a_group, capsys):
         assert leave(0) == 1
-        assert "others of its job count on it" in capsys.readouterr().err
+        assert "others of its job depend on it" in capsys.readouterr().err
         assert leave(2) == 2
         in_a_group.is_open = False
         assert leave(0) == 0
@@ -539,7 +539,7 @@ class TestUpdates:
 
     def test_assigning_is_exact(self, rng):
         updates = server.Updates()
-        updates.tell({"assigning": True})
+        updates.obey({"assigning": True})
         before, given = (rng.normal(size=(6, 4)).astype(np.float32) for _ in range(2))
         array = self.full(1e6 * before)
         pushed = nd.sparse.row_sparse_array((given[[1, 4]], [1, 4]), shape=(6, 4))
@@ -551,7 +551,7 @@ class TestUpdates:
     def test_momentum_of_the_rows_that_were_pushed(self, rng):
         sgd = {"lr": 0.1, "momentum": 0.9, "wd": 0.01, "rescale_grad": 0.5, "clip_gradient": -1.0}
         updates = server.Updates()
-        updates.tell({"sgd": sgd})
+        updates.obey({"sgd": sgd})
         weight = rng.normal(size=(6, 4)).astype(np.float32)
         momentum = np.zeros_like(weight)
         array, momenta = self.full(weight), self.full(momentum)

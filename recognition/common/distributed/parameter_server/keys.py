@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 
-FIRST_CLASS_KEY = 1 << 20  # those below are sums over workers
+FIRST_CLASS_KEY = 1 << 20  # keys below it are sums over workers
 LARGEST_KEY = (1 << 31) - 1  # bytes of an array that MXNet's servers take
 
 
@@ -17,13 +17,14 @@ def weights_key(number: int) -> int:
 def momenta_key(number: int) -> int:
     """Return the key of their momenta.
 
-    A small array is on one server, by its key modulo the number of servers: the same one's.
+    MXNet puts a small array on the server that its key modulo the number of servers names: weights
+    and momenta must lie on the same one.
     """
     return weights_key(number) + _servers()
 
 
 def weights_of_momenta(key: int) -> int | None:
-    """Return the key of the weights whose momenta have this key; None if it is not one of those."""
+    """Return the key of the weights whose momenta have this key; None for other keys."""
     pair, is_momenta = divmod((key - FIRST_CLASS_KEY) // _servers(), 2)
     return weights_key(pair) if is_momenta else None
 
@@ -33,9 +34,9 @@ def _servers() -> int:
 
 
 def choose_address() -> None:
-    """Have MXNet listen where the scheduler is reached from, unless it was told where.
+    """Have MXNet listen on the network that leads to the scheduler, unless a variable names one.
 
-    By itself it takes the first network of a host, which may be Docker's, and waits for ever.
+    By default MXNet takes the first network of a host, which may be Docker's, and waits for ever.
     """
     if not {"DMLC_NODE_HOST", "DMLC_INTERFACE"} & set(os.environ):
         scheduler = os.environ["DMLC_PS_ROOT_URI"], int(os.environ["DMLC_PS_ROOT_PORT"])

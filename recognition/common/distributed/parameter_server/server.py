@@ -1,8 +1,8 @@
-"""A parameter server, or the scheduler of a job: what `train.py` is where DMLC_ROLE says so.
+"""The servers and the scheduler of a job: `train.py` becomes one if DMLC_ROLE says so.
 
-Servers add up what the workers push. Sums replace the array of their key; gradients of class
-weights update it, by stochastic gradient descent of the rows that were pushed. Workers change its
-options by JSON; nothing that arrives is unpickled.
+Servers add up what the workers push. A sum replaces the array of its key; a gradient of class
+weights updates the rows that were pushed, by stochastic gradient descent. Workers send orders as
+JSON; nothing that arrives is unpickled.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dsoftmax.recognition.common.distributed.parameter_server.keys import (
 
 
 def serve() -> None:
-    """Be the server or the scheduler of a job until its workers are done."""
+    """Run as the server or the scheduler of a job until its workers are done."""
     choose_address()
     _Server(mx.kv.create("dist_sync")).run()
 
@@ -50,7 +50,7 @@ class _Server(KVStoreServer):
 
         @_leave_on_error
         def control(_, body: bytes, __) -> None:
-            updates.tell(json.loads(body))
+            updates.obey(json.loads(body))
             # MXNet takes it only once the server runs.
             self.kvstore._set_updater(_leave_on_error(updates))
 
@@ -58,17 +58,17 @@ class _Server(KVStoreServer):
 
 
 class Updates:
-    """What a server does with what is pushed."""
+    """Updates a server's arrays by the workers' pushes."""
 
     def __init__(self):
         self._is_assigning = False
         self._sgd: dict[str, Any] = {}
         self._momenta: dict[int, Any] = {}  # by the key of their weights
 
-    def tell(self, told: dict[str, Any]) -> None:
-        """Take new options: ``assigning``, or those of ``sgd``."""
-        self._is_assigning = told.get("assigning", self._is_assigning)
-        self._sgd = told.get("sgd", self._sgd)
+    def obey(self, orders: dict[str, Any]) -> None:
+        """Take new orders: ``assigning``, or the options of ``sgd``."""
+        self._is_assigning = orders.get("assigning", self._is_assigning)
+        self._sgd = orders.get("sgd", self._sgd)
 
     def __call__(self, key: int, pushed, array) -> None:
         """Change the array of a key by the sum of what all workers pushed."""

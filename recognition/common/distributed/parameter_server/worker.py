@@ -26,9 +26,8 @@ COMMAND = 0
 class ServerGroup(Group):
     """The workers of a job on MXNet's parameter server.
 
-    The environment tells how to meet, as `tools/launch.py` sets it. The rank is that of
-    ``DSOFTMAX_RANK``, so that a restarted job has its first process where it was before, or else
-    the one the scheduler deals out.
+    The environment says how to meet, as `tools/launch.py` sets it. The rank is ``DSOFTMAX_RANK``,
+    so that the first process of a restarted job is where it was before, or else the scheduler's.
     """
 
     def __init__(self):
@@ -42,7 +41,7 @@ class ServerGroup(Group):
         self._keys: dict[tuple, int] = {}
         self.ranges_of_classes = 0  # that have keys
         if self.is_first:
-            self.tell_servers({})  # they begin to work when they are told something
+            self.tell_servers({})  # they begin to work when the first order arrives
         self.barrier()
         self._check_ranks()
 
@@ -84,13 +83,13 @@ class ServerGroup(Group):
         nd.waitall()
         self.kv._barrier()
 
-    def tell_servers(self, told: dict[str, Any]) -> None:
-        """Change how servers treat what is pushed from now on; for the first worker to call."""
-        nd.waitall()  # what is on its way was meant as before
-        self.kv._send_command_to_servers(COMMAND, json.dumps(told))
+    def tell_servers(self, orders: dict[str, Any]) -> None:
+        """Change how servers treat all later pushes; only the first worker calls it."""
+        nd.waitall()  # pending pushes still follow the old orders
+        self.kv._send_command_to_servers(COMMAND, json.dumps(orders))
 
     def close(self) -> None:
-        """Let the servers go, when all workers do: a store that is left open keeps them waiting."""
+        """Release the servers together with all workers: an open store keeps them waiting."""
         self.barrier()
         check_call(_LIB.MXKVStoreFree(self.kv.handle))
         self.kv.handle = ctypes.c_void_p()
@@ -98,8 +97,8 @@ class ServerGroup(Group):
         atexit.unregister(self._fail)
 
     def _fail(self) -> None:
-        """End a process that did not `close`, with an exit code that has the others stopped."""
-        print("this worker ends without close(), while others count on it", file=sys.stderr)
+        """End a process that did not `close` with an exit code that stops the others."""
+        print("this worker ends without close(), while others depend on it", file=sys.stderr)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(1)
