@@ -127,7 +127,7 @@ class TestHeads:
 
 
 def test_steps_leave_nothing_behind(tmp_path):
-    """No memory, objects, files or threads: a leak of the embeddings alone is 26 MB in 400 steps."""
+    """No memory, objects, files or threads; leaked embeddings would be 26 MB in 400 steps."""
     command = [*PYTHON, job_of_steps.__file__, tmp_path / "usage.json"]
     code, output = run(launched(1, 1, command))
     assert code == 0, output[-3000:]
