@@ -23,7 +23,9 @@ def test_examples_of(name, tmp_path, dataset, jpeg):
     folder, _ = dataset(size=(112, 112))
     names = {"tmp": str(tmp_path), "folder": str(folder), "jpeg": jpeg(), "mx": mx}
     names.update({name: mx.nd.random.uniform(shape=(4,)) for name in ("z_y", "n", "quality")})
-    names.update(embedding=mx.nd.ones((4, 3)), weight=mx.nd.ones((5, 3)), own=mx.nd.arange(4))
+    names.update(
+        embedding=mx.nd.ones((4, 3)), weight=mx.nd.ones((5, 3)), target_row=mx.nd.arange(4)
+    )
     module = importlib.import_module(name)
     results = doctest.testmod(module, extraglobs=names, optionflags=doctest.NORMALIZE_WHITESPACE)
     assert results.attempted > 0
