@@ -68,7 +68,7 @@ def _make_head(plan: Plan) -> losses.Head:
     )
 
 
-def begin_anew(plan: Plan, trained: Trained) -> None:
+def begin_new_run(plan: Plan, trained: Trained) -> None:
     """Give a run that resumes nothing its first parameters.
 
     They come from ``--pretrained`` or are random; ``--init-classes mean`` replaces the class

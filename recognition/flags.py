@@ -96,6 +96,9 @@ class Flag:
             return self.default
         table, _, key = self.configured.partition(".")
         value = getattr(module, table).get(key, self.default)
+        if value is None:
+            return None
+        # argparse parses defaults that are text by itself.
         return self.kind(value) if self.kind in METAVARS else str(value)
 
     def add_to(self, parser: argparse._ActionsContainer, module: Any) -> None:

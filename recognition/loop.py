@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from mxnet import autograd
 
-from dsoftmax.recognition.build import begin_anew, build
+from dsoftmax.recognition.build import begin_new_run, build
 from dsoftmax.recognition.checkpoint import resume, save_state
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
@@ -122,7 +122,7 @@ class Run:
         resumed = resume(self.plan.states, self.trained, self.group)
         if not resumed:
             self.step = self.epoch = self._images_seen = 0
-            begin_anew(self.plan, self.trained)
+            begin_new_run(self.plan, self.trained)
             return
         facts = resumed.facts
         self.step, self.epoch = facts["step"], facts["epoch"]

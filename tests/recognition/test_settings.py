@@ -161,6 +161,15 @@ class TestOwnConfig:
         assert (found.embedding_size, found.lr) == (64, 0.2)
         assert (parse([]).embedding_size, parse([]).lr) == (512, 0.1)
 
+    def test_what_its_defaults_lack_is_taken_from_ours(self, tmp_path):
+        (tmp_path / "config.py").write_text(
+            "from dsoftmax.recognition.config import *\n"
+            "default = dict(network='y1', dataset='emore', loss='arcface', lr=1, pretrained=None)\n"
+        )
+        found = parse(["--config", str(tmp_path / "config.py")])
+        assert (found.ckpt, found.pretrained, found.lr) == (3, None, 1.0)
+        assert parse(["--config", str(tmp_path / "config.py"), "--lr", "0.5"]).lr == 0.5
+
     def test_our_losses_are_beside_it(self, path):
         found = parse(["--config", path, "--network", "r50", "--loss", "dsoftmax"])
         assert found.loss_spec() == resolve("dsoftmax")
