@@ -22,8 +22,6 @@ FOLDERS = ("losses", "recognition", "eval", "tools")
 READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS))
 DOCUMENTS = (*READMES, "CONTRIBUTING.md", "CHANGELOG.md")
 RECIPE = "linear_margin"  # the loss that CONTRIBUTING.md adds
-# Documented before it is in the tree; to be emptied when it is.
-COMING = {"--loss-option", "recognition/flags.py"}
 
 
 @functools.lru_cache(maxsize=None)
@@ -125,7 +123,7 @@ def test_paths(document):
         for span in code_spans(document)
         if inside.fullmatch(span) and not (REPOSITORY / span).exists()
     ]
-    assert set(missing) <= COMING
+    assert not missing
 
 
 # Commands
@@ -186,7 +184,7 @@ def test_commands_and_their_flags(document):
         assert command in COMMANDS
         known = flags_of(command)
         shown = re.findall(r"(?<!\S)--?[a-z][\w-]*", arguments)
-        assert set(shown) <= known | COMING, f"{command}{arguments}"
+        assert set(shown) <= known, f"{command}{arguments}"
         if command == "recognition/train":
             for loss in re.findall(r"--loss (\w+)", arguments):
                 assert loss in (*losses.names(), RECIPE)
@@ -201,7 +199,7 @@ def test_flags_in_the_text(document):
         if span.startswith("-"):
             unquoted = re.sub(r"'[^']*'", "", span)  # a value may have flags of its own
             shown = re.findall(r"(?<!\S)--?[a-z][\w-]*", unquoted)
-            assert set(shown) <= everything | COMING, span
+            assert set(shown) <= everything, span
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
