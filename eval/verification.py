@@ -37,7 +37,7 @@ from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.preflight import check_mxnet
 from dsoftmax.recognition.data.images import encode, fit
 from dsoftmax.recognition.data.packs import Pack, read_pack
-from dsoftmax.tools.pairs2bin import draw_pairs, make_pack, read_pairs
+from dsoftmax.recognition.data.pairs import draw_pairs, make_pack, read_pairs
 
 check_mxnet()
 

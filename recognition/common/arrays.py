@@ -1,4 +1,4 @@
-"""MXNet's ``.params`` files, written block by block, so that a full disk is an error.
+"""MXNet's ``.params`` files, written block by block, so that a full disk is an error, and read.
 
 ``nd.save`` returns without an error where the disk takes all but the last kilobytes, and it needs
 each array whole. What is written here is the same, byte for byte, for arrays on ``cpu(0)``:
@@ -15,12 +15,14 @@ Arrays on other devices are written as if on ``cpu(0)``: files don't depend on t
 from __future__ import annotations
 
 import math
+import os
 import struct
 from typing import IO, Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
+from dsoftmax.recognition.common.preflight import mxnet
 
 _TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")  # 0, 1, ...
 
@@ -50,6 +52,36 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
     """
     with explain_full_disk(path, size_of(arrays)), AtomicFile(path) as file:
         write_arrays(file, arrays)
+
+
+def load_arrays(path: str | os.PathLike) -> dict[str, Any]:
+    """Load arrays by name, as `save_arrays` or MXNet saved them.
+
+    Parameters
+    ----------
+    path : path
+
+    Returns
+    -------
+    dict of str to NDArray
+        On ``cpu(0)``.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, is no parameter file, or holds arrays without names.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path}: there is no such file")
+    mx = mxnet()
+    try:
+        arrays = mx.nd.load(path)
+    except mx.MXNetError:
+        raise ValueError(f"{path}: not a parameter file, or not a whole one") from None
+    if not isinstance(arrays, dict):
+        raise ValueError(f"{path}: its parameters have no names")
+    return arrays
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:

@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
-import mxnet as mx
+from dsoftmax.recognition.common.preflight import mxnet
+
+if TYPE_CHECKING:
+    import mxnet as mx
 
 
 def contexts(devices: str | None = None) -> list[mx.Context]:
@@ -22,6 +26,7 @@ def contexts(devices: str | None = None) -> list[mx.Context]:
     >>> contexts("cpu:2")
     [cpu(0), cpu(1)]
     """
+    mx = mxnet()
     if not devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
         # -1 hides all GPUs, as it does to CUDA.
@@ -38,7 +43,7 @@ def usable_contexts(devices: str | None = None) -> list[mx.Context]:
     """Return the contexts a flag names, as `contexts`, but refuse GPUs MXNet does not see."""
     found = contexts(devices)
     wanted = sum(context.device_type == "gpu" for context in found)
-    there = mx.context.num_gpus() if wanted else 0
+    there = mxnet().context.num_gpus() if wanted else 0
     if wanted > there:
         source = f"--devices {devices}" if devices else "CUDA_VISIBLE_DEVICES"
         raise ValueError(
@@ -56,6 +61,7 @@ def gpu_contexts(ids: str | None) -> list[mx.Context]:
     """
     if ids is None:
         return usable_contexts()
+    mx = mxnet()
     if ids.strip() == "-1":
         return [mx.cpu(0)]
     if not re.fullmatch(r"\d+(,\d+)*", ids):

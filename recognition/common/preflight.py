@@ -1,7 +1,12 @@
-"""Load MXNet and OpenCV, or say in one sentence what is missing.
+"""Load MXNet and OpenCV when they are first needed, or say in one sentence what is missing.
 
-Commands and packages that need them call these checks first, so that a user never meets a loader's
-traceback.
+MXNet takes more than a second to import, so a module that a command imports before it has parsed
+its flags gets the two libraries inside its functions:
+
+    def decode(encoded):
+        cv2 = opencv()
+
+Either function raises one sentence where a user would otherwise meet a loader's traceback.
 """
 
 from __future__ import annotations
@@ -12,6 +17,8 @@ import os
 import re
 import sys
 from importlib import metadata, util
+from types import ModuleType
+from typing import Iterable
 
 # What mxnet-cu112 1.9.1 links, in an order in which each finds its own dependencies loaded, and
 # the package that brings it.
@@ -36,6 +43,25 @@ SYSTEM_PACKAGES = {
     "libgthread-2.0.so.0": "libglib2.0-0",
 }
 CPU_BUILD = "pip uninstall -y mxnet-cu112 && pip install mxnet==1.9.1"
+
+
+def mxnet() -> ModuleType:
+    """Import MXNet and return it; raise the error of `check_mxnet` where that fails."""
+    check_mxnet()
+    return importlib.import_module("mxnet")
+
+
+def opencv() -> ModuleType:
+    """Import OpenCV and return it; raise the error of `check_opencv` where that fails."""
+    check_opencv()
+    return importlib.import_module("cv2")
+
+
+def require(libraries: Iterable[str]) -> None:
+    """Import "mxnet" or "opencv" or both, so that a command without them fails before it works."""
+    checks = {"mxnet": check_mxnet, "opencv": check_opencv}
+    for library in libraries:
+        checks[library]()
 
 
 def check_mxnet() -> None:
@@ -75,7 +101,7 @@ def check_mxnet() -> None:
 
 
 def check_opencv() -> None:
-    """Import OpenCV; raises ImportError with one sentence where it can't be."""
+    """Import OpenCV; raise an ImportError of one sentence where that fails."""
     try:
         importlib.import_module("cv2")
     except ImportError as error:

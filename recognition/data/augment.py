@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence
 
-import cv2
 import numpy as np
 
+from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.data.images import decode, encode
 
-# Uniform numbers an image takes, whatever is switched on: so that one choice never changes
-# another's outcome, and an image's draws can be found by its position alone.
+# Uniform numbers per image, whatever is switched on: one choice never changes the outcome of
+# another, and the numbers of an image depend on its position alone.
 DRAWS = 12
 (
     MIRROR,
@@ -72,7 +72,7 @@ class Augmentation:
         (height, width, 3) uint8
         """
         if self.mirror and draws[MIRROR] < 0.5:
-            image = cv2.flip(image, 1)
+            image = opencv().flip(image, 1)
         if self.color > 1 and draws[RECOMPRESS] < 0.5:
             image = recompress(image, draws[QUALITY])
         if self.color > 0:
@@ -105,6 +105,7 @@ def jitter_color(
     brightness, contrast, saturation : float
         Uniform in [0, 1): ½ changes nothing.
     """
+    cv2 = opencv()
     b, c, s = (1 + JITTER * (2 * draw - 1) for draw in (brightness, contrast, saturation))
     means = cv2.mean(image)
     shift = b * (1 - c) * sum(weight * mean for weight, mean in zip(LUMA, means))

@@ -1,12 +1,14 @@
-"""Single images: decoding, encoding, fitting to a size, and the ArcFace alignment."""
+"""Read, decode, encode, fit and align single images."""
 
 from __future__ import annotations
 
 import io
+import os
 import struct
 
-import cv2
 import numpy as np
+
+from dsoftmax.recognition.common.preflight import opencv
 
 JPEG_QUALITY = 95
 MOST_PIXELS = 1 << 26  # of an image: a few bytes can announce more than there is memory for
@@ -33,6 +35,43 @@ class ImageError(ValueError):
     """Bytes that are no whole image."""
 
 
+def load_rgb(
+    source: str | os.PathLike | np.ndarray,
+    size: tuple[int, int] | None = None,
+    landmarks: np.ndarray | None = None,
+) -> np.ndarray:
+    """Load an image as networks take it: of the wanted size, in RGB.
+
+    Parameters
+    ----------
+    source : path, or (n,) uint8
+        An image file, or its content.
+    size : (int, int), optional
+        Height and width of the result; by default those of the image.
+    landmarks : (5, 2), optional
+        Align the face to the ArcFace template instead of fitting the image to `size`.
+
+    Returns
+    -------
+    (height, width, 3) uint8
+        Red, green, blue.
+
+    Raises
+    ------
+    ImageError
+        If the content is no whole image.
+    OSError
+        If the file can't be read.
+    """
+    encoded = source if isinstance(source, np.ndarray) else np.fromfile(source, np.uint8)
+    image = decode(encoded)
+    if landmarks is not None:
+        image = align(image, landmarks, size or image.shape[:2])
+    elif size is not None:
+        image = fit(image, *size)
+    return image[:, :, ::-1]
+
+
 def decode(encoded: np.ndarray) -> np.ndarray:
     """Decode a JPEG, a PNG or one of `OTHER_FORMATS`: those whose size is known before.
 
@@ -50,6 +89,7 @@ def decode(encoded: np.ndarray) -> np.ndarray:
     ImageError
         Also for more than `MOST_PIXELS`, before any memory is taken for them.
     """
+    cv2 = opencv()
     # OpenCV fills the missing rows of a truncated JPEG with grey and calls it a success.
     if encoded[:2].tobytes() == _JPEG_START and _JPEG_END not in encoded[-64:].tobytes():
         raise ImageError("the JPEG has no end marker: it is cut off")
@@ -110,6 +150,7 @@ def _jpeg_size(content: bytes) -> tuple[int, int] | None:
 
 def encode(image: np.ndarray, extension: str = ".jpg", quality: int = JPEG_QUALITY) -> bytes:
     """Encode a BGR image, (height, width, 3) uint8, as JPEG or PNG."""
+    cv2 = opencv()
     options = [cv2.IMWRITE_JPEG_QUALITY, quality] if extension in (".jpg", ".jpeg") else []
     done, encoded = cv2.imencode(extension, image, options)
     if not done:
@@ -128,6 +169,7 @@ def fit(image: np.ndarray, height: int, width: int) -> np.ndarray:
         raise ImageError(
             f"{given[0]}x{given[1]} pixels are too narrow an image to be fitted to {height}x{width}"
         )
+    cv2 = opencv()
     interpolation = cv2.INTER_AREA if factor < 1 else cv2.INTER_CUBIC
     image = cv2.resize(image, (columns, rows), interpolation=interpolation)
     top, left = (rows - height) // 2, (columns - width) // 2
@@ -154,7 +196,7 @@ def align(image: np.ndarray, landmarks: np.ndarray, size: tuple[int, int]) -> np
     height, width = size
     target = ARCFACE_TEMPLATE * (height / 112) + [(width - height) / 2, 0]
     transform = similarity_transform(np.asarray(landmarks, float).reshape(5, 2), target)
-    return cv2.warpAffine(image, transform, (width, height), borderValue=0)
+    return opencv().warpAffine(image, transform, (width, height), borderValue=0)
 
 
 def similarity_transform(source: np.ndarray, target: np.ndarray) -> np.ndarray:

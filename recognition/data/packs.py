@@ -15,7 +15,7 @@ from typing import Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.data import images as image_codec
+from dsoftmax.recognition.data.images import ImageError, load_rgb
 
 
 class PackError(ValueError):
@@ -45,8 +45,8 @@ class Pack:
     def decode(self, image: int) -> np.ndarray:
         """Decode one image to (height, width, 3) uint8 in RGB."""
         try:
-            return image_codec.decode(self.images[image])[:, :, ::-1]
-        except image_codec.ImageError as error:
+            return load_rgb(self.images[image])
+        except ImageError as error:
             raise PackError(f"{self.name}: image {image} of pair {image // 2}: {error}") from None
 
 
@@ -75,9 +75,9 @@ def write_pack(path: str, images: Sequence[bytes], issame: Sequence[bool]) -> No
     ----------
     path : str
     images : sequence of bytes
-        Encoded images, two a pair.
+        Encoded images, two per pair.
     issame : sequence of bool
-        One entry a pair.
+        One entry per pair.
     """
     content = [bytes(image) for image in images], [bool(same) for same in issame]
     _check_content(content)

@@ -13,9 +13,10 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Iterator, NamedTuple
 
-import cv2
 import numpy as np
 
+from dsoftmax.recognition.common.checks import whole_number
+from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.data.augment import DRAWS, Augmentation
 from dsoftmax.recognition.data.images import ImageError, decode, fit
 from dsoftmax.recognition.data.records import RecordError, Records
@@ -97,11 +98,15 @@ class Pipeline:
         threads: int = 2,
         prefetch: int = 4,
     ):
+        whole_number("batch_size", batch_size, 1)
+        whole_number("seed", seed, 0)
+        whole_number("threads", threads, 1)
+        whole_number("prefetch", prefetch, 1)
         self.records = records
-        self.batch_size = _at_least(1, batch_size=batch_size)
+        self.batch_size = int(batch_size)
         self.image_size = image_size or records.image_size
         self.augmentation = augmentation or Augmentation()
-        self.seed = _at_least(0, seed=seed)
+        self.seed = int(seed)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.uint8, np.float32):
             raise ValueError(f"dtype must be 'uint8' or 'float32', not {dtype!r}")
@@ -109,8 +114,8 @@ class Pipeline:
         if not 0 <= self.rank < self.workers:
             raise ValueError(f"shard must be (rank, size) with 0 <= rank < size, not {shard}")
         self.keep_partial = keep_partial
-        self.threads = _at_least(1, threads=threads)
-        self.prefetch = _at_least(1, prefetch=prefetch)
+        self.threads = int(threads)
+        self.prefetch = int(prefetch)
         self.bad_images: dict[int, str] = {}
         self._select(min_images, remap_labels)
         if not len(self):
@@ -223,6 +228,7 @@ class Pipeline:
         return np.random.Generator(np.random.Philox(key=[self.seed, epoch], counter=counter))
 
     def _fill(self, batch: Batch, order: np.ndarray, positions: range, draws: np.ndarray) -> None:
+        cv2 = opencv()
         planes = np.empty((3, *self.image_size), np.uint8)
         for row, position in enumerate(positions):
             image, label, pixels = self._load(order, position)
@@ -262,10 +268,3 @@ def _wait_for(batch: Batch, tasks: list[Future]) -> Batch:
     for task in tasks:
         task.result()
     return batch
-
-
-def _at_least(least: int, **named: int) -> int:
-    ((name, value),) = named.items()
-    if value != int(value) or value < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
-    return int(value)
