@@ -161,9 +161,9 @@ class TestOpenSet:
         gallery = np.array([101, 102]), np.array([1, 2])
         probes = np.array([201, 202, 203, 204]), np.array([1, 2, 3, 4])
         found = ijb.search(pooled, gallery, probes, "G1")
-        assert found.found.ranks.tolist() == [1, 1]
+        assert found.identification.ranks.tolist() == [1, 1]
         strangers = np.cos(np.radians([50, 45]))  # 203 to 102, 204 to either
-        np.testing.assert_allclose(np.sort(found.found.other_scores), strangers, atol=1e-6)
+        np.testing.assert_allclose(np.sort(found.identification.other_scores), strangers, atol=1e-6)
         assert found.points[0].threshold == pytest.approx(strangers[1], abs=1e-6)
         assert found.points[0].tar == 1
 
@@ -181,7 +181,7 @@ class TestOpenSet:
             (np.array([201, 202, 205]), np.array([1, 3, 1])),
             "both",
         )
-        assert joined.found.rank_rate(1) < 1
+        assert joined.identification.rank_rate(1) < 1
 
     def test_a_gallery_of_strangers(self, pooled):
         gallery, probes = (np.array([101]), np.array([1])), (np.array([203]), np.array([3]))

@@ -118,7 +118,7 @@ def test_features_of_nobody_knows_whom(run, symbol_model, tmp_path, pictures):
     megaface_features.write_feature(str(path), np.ones(16))
     code, _, err = run("--model", f"{symbol_model()},0", "--algo", "x")
     assert code == 2
-    assert "nothing says of which model" in err
+    assert "nothing says which model made it" in err
 
 
 def test_two_networks_side_by_side(run, symbol_model, pictures):
@@ -268,4 +268,4 @@ def test_mistakes_of_users(run, symbol_model, flags, message):
 def test_no_features_at_all(run):
     code, _, err = run()
     assert code == 2
-    assert "there is no such file, nor of any other image" in err
+    assert "there is no such file, and none for any other image" in err
