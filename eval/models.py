@@ -137,7 +137,7 @@ class _SymbolModel:
         parameters = self._block.collect_params()
         for key in needed:
             parameters[key]._load_init(saved[key], self._contexts)
-        # Memory is planned once for a shape: fresh memory is slow on CPUs.
+        # Memory is planned once per shape: fresh memory is slow on CPUs.
         self._block.hybridize(static_alloc=True, static_shape=True)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
