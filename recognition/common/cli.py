@@ -19,6 +19,7 @@ def command(
     main: Callable | None = None,
     *,
     parser: Callable[[], argparse.ArgumentParser] | None = None,
+    parse: Callable[[list[str] | None], Any] | None = None,
     needs: Sequence[str] = (),
 ) -> Callable:
     """Turn a function into a command: parse the flags, check the libraries, run, report errors.
@@ -32,7 +33,10 @@ def command(
     main : callable
         ``main(args)``, which calls the library and prints; its exit code, or None for 0.
     parser : callable, optional
-        Returns the parser that makes `args`. Without it `main` gets the arguments unparsed.
+        Returns the parser that makes `args`.
+    parse : callable, optional
+        Makes `args` of the arguments, where that takes more than a parser. Without either, `main`
+        gets the arguments unparsed.
     needs : sequence of {"mxnet", "opencv"}
         Libraries without which the command can't work. They are imported after the flags were
         parsed, so that ``--help`` and mistyped flags are answered at once.
@@ -52,12 +56,16 @@ def command(
     0
     """
     if main is None:
-        return functools.partial(command, parser=parser, needs=needs)
+        return functools.partial(command, parser=parser, parse=parse, needs=needs)
+    if parser:
+
+        def parse(argv):
+            return parser().parse_args(argv)
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
         try:
-            args = parser().parse_args(argv) if parser else argv
+            args = parse(argv) if parse else argv
             require(needs)
             return main(args) or 0
         except BrokenPipeError:  # `command | head`: the reader has seen enough

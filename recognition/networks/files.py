@@ -1,4 +1,4 @@
-"""Save and load networks in insightface's files, ``prefix-symbol.json`` and ``prefix-0001.params``."""
+"""Save and load networks as insightface does: ``prefix-symbol.json``, ``prefix-0001.params``."""
 
 from __future__ import annotations
 

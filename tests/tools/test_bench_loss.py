@@ -3,8 +3,9 @@ import json
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.tools import bench_loss
-from dsoftmax.tools.bench_loss import Bench, Contender, groups_that_fit, main
+from dsoftmax.tools.bench_loss import main
+from dsoftmax.tools.benchmarks import loss as loss_benchmark
+from dsoftmax.tools.benchmarks.loss import Bench, Contender, groups_that_fit
 
 SMALL = ["--classes", "300", "--width", "8", "--batch-size", "16", "--sample-rate", "1/8"]
 SHORT = ["--warm-ups", "1", "--steps", "3"]
@@ -88,7 +89,7 @@ def test_a_rebuild_is_spread_over_the_steps_between(monkeypatch):
 def test_the_floor_has_the_shapes_of_the_step(loss, devices, rows, monkeypatch):
     bench = Bench(contender(loss, devices=devices))
     bench.step()
-    monkeypatch.setattr(bench_loss, "FLOOR_CLASSES", 70)
+    monkeypatch.setattr(loss_benchmark, "FLOOR_CLASSES", 70)
     bench.floor()
     batch = 2 if loss == "dsoftmax_b" else 16
     for products, expected in zip(bench._floor, rows):
@@ -102,13 +103,13 @@ def test_the_floor_has_the_shapes_of_the_step(loss, devices, rows, monkeypatch):
 def test_groups(monkeypatch):
     some = [contender(name=str(number)) for number in range(5)]
     need = some[0].bytes_needed
-    monkeypatch.setattr(bench_loss, "available_bytes", lambda: 2.5 * need)
+    monkeypatch.setattr(loss_benchmark, "available_bytes", lambda: 2.5 * need)
     assert [[c.name for c in group] for group in groups_that_fit(some)] == [
         ["0", "1"],
         ["2", "3"],
         ["4"],
     ]
-    monkeypatch.setattr(bench_loss, "available_bytes", lambda: 0.5 * need)
+    monkeypatch.setattr(loss_benchmark, "available_bytes", lambda: 0.5 * need)
     with pytest.raises(ValueError, match="choose fewer --classes"):
         groups_that_fit(some)
 
