@@ -182,7 +182,7 @@ def _machine_line(machine: dict[str, Any]) -> str:
 
 
 def _measure(contenders: list[Contender], args: argparse.Namespace, report: dict[str, Any]) -> str:
-    """Measure the contenders, add the results to the report and return the tables."""
+    """Measure the contenders, add the results to the report, return the tables."""
     from dsoftmax.tools.benchmarks import loss, loss_report
 
     report["results"] = results = loss.measure(contenders, args.warm_ups, args.steps)
@@ -198,7 +198,7 @@ def _measure(contenders: list[Contender], args: argparse.Namespace, report: dict
 def _measure_distributed(
     contenders: list[Contender], args: argparse.Namespace, report: dict[str, Any]
 ) -> str:
-    """Measure a job against single processes, add the result to the report and return the tables."""
+    """Measure a job and single processes, add the result to the report, return the tables."""
     from dsoftmax.tools.benchmarks import server_job, server_report
 
     (contender,) = contenders
