@@ -362,8 +362,8 @@ def test_the_command_does_not_exist(capfd):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-n", "1"], "it stands behind --"),
-        (["-n", "1", "--"], "it stands behind --"),
+        (["-n", "1"], "it follows --"),
+        (["-n", "1", "--"], "it follows --"),
         (["-n", "0", "--", "true"], "-n/--workers: a whole number of 1 or more is needed, not '0'"),
         (["-n", "1", "--port", "65536", "--", "true"], "from 1 to 65535 is needed, not '65536'"),
         (["-n", "1", "--env", "A", "--", "true"], "NAME=VALUE is needed, not 'A'"),
