@@ -99,6 +99,7 @@ def test_the_whole_way(folder, run, face_model, tmp_path):
     assert again == out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_other_switches_use_the_same_embeddings(folder, run, symbol_model, tmp_path):
     root, model = folder("IJBB", ("S1", "S2")), f"{symbol_model()},0"
     seen = set()
@@ -110,6 +111,7 @@ def test_other_switches_use_the_same_embeddings(folder, run, symbol_model, tmp_p
     assert len(list((tmp_path / "IJBB_result" / "features").iterdir())) == 1
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_precomputed_features(folder, run, symbol_model, tmp_path):
     root = folder()
     prefix = symbol_model()
@@ -128,6 +130,7 @@ def test_precomputed_features(folder, run, symbol_model, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "IJBC_result" / "sum.npy"), expected, atol=1e-5)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_missing_faces_are_listed_and_lowest(folder, run, symbol_model, tmp_path):
     root = folder()
     crops = root / "loose_crop"
