@@ -295,7 +295,7 @@ def roc(genuine: np.ndarray, impostor: np.ndarray) -> Roc:
 
 
 class Identification(NamedTuple):
-    """Where the probes of a gallery search found their mates."""
+    """The ranks and scores of a gallery search."""
 
     ranks: np.ndarray  # (mated,) int64, 1 for the first place; ties count against the mate
     mate_scores: np.ndarray  # (mated,), the best of the mate's entries

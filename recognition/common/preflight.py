@@ -20,8 +20,8 @@ from importlib import metadata, util
 from types import ModuleType
 from typing import Iterable
 
-# What mxnet-cu112 1.9.1 links, in an order in which each finds its own dependencies loaded, and
-# the package that brings it.
+# The libraries that mxnet-cu112 1.9.1 links, each after its dependencies, and the packages that
+# contain them.
 CUDA_LIBRARIES = {
     "libcuda.so.1": "the NVIDIA driver, 460.32 or newer",
     "libcudart.so.11.0": "nvidia-cuda-runtime-cu11",
@@ -89,7 +89,7 @@ def check_mxnet() -> None:
     is_cuda = any("-cu" in build for build in builds)
     if is_cuda:
         _load_cuda_libraries()
-    # A server or scheduler of a job would begin to serve in MXNet's own way when it is imported.
+    # In a server or scheduler of a job, importing MXNet would start MXNet's own server loop.
     role = os.environ.pop("DMLC_ROLE", None)
     try:
         importlib.import_module("mxnet")
@@ -130,7 +130,7 @@ def _check_numpy() -> None:
 
 def mxnet_builds() -> list[str]:
     """List the builds of MXNet that are installed; more than one overwrite each other."""
-    names = {(found.metadata["Name"] or "").lower() for found in metadata.distributions()}
+    names = {(package.metadata["Name"] or "").lower() for package in metadata.distributions()}
     return sorted(name for name in names if re.fullmatch(r"mxnet(-(cu\d+|mkl|native))*", name))
 
 
@@ -143,9 +143,9 @@ def _can_load(library: str) -> bool:
 
 
 def _load_cuda_libraries() -> None:
-    """Load what the nvidia-*-cu11 wheels bring, which no loader finds by itself."""
-    found = util.find_spec("nvidia")
-    folders = list(found.submodule_search_locations or []) if found else []
+    """Load the libraries of the nvidia-*-cu11 wheels, which the system's loader does not find."""
+    wheels = util.find_spec("nvidia")
+    folders = list(wheels.submodule_search_locations or []) if wheels else []
     for library in CUDA_LIBRARIES:
         if not _can_load(library):
             for folder in folders:

@@ -33,7 +33,7 @@ LUMA = (0.114, 0.587, 0.299)  # of blue, green, red
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to a training image, in this order.
+    """Augments training images by the following steps, in this order.
 
     Parameters
     ----------
@@ -94,7 +94,7 @@ def jitter_color(
     """Change brightness, contrast and saturation, each by a factor of 1 ± JITTER.
 
     With their factors b, c, s, a colour x is scaled (b x), moved from the image's mean grey L
-    (c x + (1 - c) L), and moved from its own grey (s x + (1 - s) luma(x)). Saturation keeps greys
+    (c x + (1 - c) L), and moved from its grey (s x + (1 - s) luma(x)). Saturation keeps greys
     and mean as they are, so the order of the three makes no difference, and together they are one
     affine map, b c (s x + (1 - s) luma(x)) + b (1 - c) L: one pass over the image, rounded and
     clipped once.
@@ -109,11 +109,11 @@ def jitter_color(
     b, c, s = (1 + JITTER * (2 * draw - 1) for draw in (brightness, contrast, saturation))
     means = cv2.mean(image)
     shift = b * (1 - c) * sum(weight * mean for weight, mean in zip(LUMA, means))
-    own, (blue, green, red) = b * c * s, (b * c * (1 - s) * weight for weight in LUMA)
+    kept, (blue, green, red) = b * c * s, (b * c * (1 - s) * weight for weight in LUMA)
     matrix = [
-        [own + blue, green, red, shift],
-        [blue, own + green, red, shift],
-        [blue, green, own + red, shift],
+        [kept + blue, green, red, shift],
+        [blue, kept + green, red, shift],
+        [blue, green, kept + red, shift],
     ]
     return cv2.transform(image, np.array(matrix))
 

@@ -11,12 +11,12 @@ import numpy as np
 from dsoftmax.recognition.common.preflight import opencv
 
 JPEG_QUALITY = 95
-MOST_PIXELS = 1 << 26  # of an image: a few bytes can announce more than there is memory for
+MOST_PIXELS = 1 << 26  # per image: a few bytes can announce more than fit into memory
 OTHER_FORMATS = ("BMP", "PPM", "TIFF", "WEBP")  # Pillow's names
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that a size follows
-_JPEG_BARE = {0x00, 0x01, *range(0xD0, 0xD9)}  # those without a segment
-_JPEG_SCAN = {0xD9, 0xDA}  # end, or begin of pixels: too late for a size
+_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers followed by a size
+_JPEG_BARE = {0x00, 0x01, *range(0xD0, 0xD9)}  # markers without a segment
+_JPEG_SCAN = {0xD9, 0xDA}  # end, or beginning of the pixels: no size follows
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 
 # Left eye, right eye, nose tip, left and right mouth corner, (x, y) on 112×112.
@@ -32,7 +32,7 @@ ARCFACE_TEMPLATE = np.array(
 
 
 class ImageError(ValueError):
-    """Bytes that are no whole image."""
+    """The bytes are no whole image."""
 
 
 def load_rgb(
@@ -73,7 +73,7 @@ def load_rgb(
 
 
 def decode(encoded: np.ndarray) -> np.ndarray:
-    """Decode a JPEG, a PNG or one of `OTHER_FORMATS`: those whose size is known before.
+    """Decode a JPEG, a PNG or one of `OTHER_FORMATS`, whose headers hold the size.
 
     Parameters
     ----------
@@ -87,7 +87,7 @@ def decode(encoded: np.ndarray) -> np.ndarray:
     Raises
     ------
     ImageError
-        Also for more than `MOST_PIXELS`, before any memory is taken for them.
+        If it is no whole image, or has more than `MOST_PIXELS`; these are never allocated.
     """
     cv2 = opencv()
     # OpenCV fills the missing rows of a truncated JPEG with grey and calls it a success.
@@ -113,7 +113,7 @@ def decode(encoded: np.ndarray) -> np.ndarray:
 
 
 def announced_size(content: bytes) -> tuple[int, int] | None:
-    """Read height and width from the header of an encoded image; None where there are none."""
+    """Read height and width from the header of an encoded image; None if it has none."""
     if content.startswith(_JPEG_START):
         return _jpeg_size(content)
     if content.startswith(_PNG_START):
@@ -159,7 +159,7 @@ def encode(image: np.ndarray, extension: str = ".jpg", quality: int = JPEG_QUALI
 
 
 def fit(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize so that the image just covers height × width, then crop its centre."""
+    """Resize an image so that it just covers height × width, then crop its centre."""
     given = image.shape[:2]
     if given == (height, width):
         return image

@@ -27,7 +27,7 @@ from dsoftmax.recognition.data.synthetic.drawing import HeadShape, draw
 from dsoftmax.recognition.data.synthetic.people import draw_identity, draw_photo
 
 FIRST_VAL_IDENTITY = 1 << 31
-PAIRS_KEY = (1 << 32) - 1  # an identity's number that no identity has
+PAIRS_KEY = (1 << 32) - 1  # seeds the choice of pairs; no identity has this number
 FOLDS = 10
 SHEET_ROWS, SHEET_COLUMNS = 10, 10
 
@@ -74,7 +74,7 @@ def _unordered(number: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 
 def contact_sheet(rows: Sequence[Sequence[bytes]]) -> np.ndarray:
-    """Lay out encoded images of one size, a row each person."""
+    """Lay out encoded images of one size, one row per person."""
     return np.vstack(
         [np.hstack([decode(np.frombuffer(image, np.uint8)) for image in row]) for row in rows]
     )
@@ -109,7 +109,7 @@ def make_dataset(
         Processes that draw, if more than one; drawing holds the interpreter's lock. A script that
         asks for several needs the usual ``if __name__ == "__main__"``.
     overwrite : bool
-        Replace a dataset that is there.
+        Replace an existing dataset.
 
     Returns
     -------
@@ -172,7 +172,7 @@ def _draw_people(
         for identity, wanted in people:
             yield identity, wanted, draw_person(seed, identity, wanted, size)
         return
-    context = multiprocessing.get_context("spawn")  # OpenCV's own threads do not outlive a fork
+    context = multiprocessing.get_context("spawn")  # OpenCV's threads do not survive a fork
     with ProcessPoolExecutor(threads, context, _leave_interrupts_to_parent) as pool:
 
         def wait_for(person):

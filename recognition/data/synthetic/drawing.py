@@ -399,8 +399,8 @@ def mouth(head: HeadShape, photo: Photo) -> Iterator[Stroke]:
 class Camera:
     """Where points of the turned head fall in the picture, aligned as a face aligner would do it.
 
-    The five landmarks of the turned head are fitted to the ArcFace template by a similarity; the
-    photo's own small misalignment comes on top.
+    The five landmarks of the turned head are fitted to the ArcFace template by a similarity; then
+    the photo's small misalignment is added.
     """
 
     def __init__(self, head: HeadShape, photo: Photo, size: int):
@@ -465,7 +465,7 @@ def trace(head: HeadShape, camera: Camera, size: int) -> tuple[np.ndarray, ...]:
 
 
 class Light:
-    """Ambient light and one lamp, each with a colour of its own."""
+    """Ambient light and one lamp of different colours."""
 
     def __init__(self, photo: Photo):
         level, up = np.cos(photo.light_elevation), np.sin(photo.light_elevation)

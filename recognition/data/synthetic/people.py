@@ -36,13 +36,13 @@ def one_of(*options: Any) -> Any:
 
 
 def any_seed() -> Any:
-    """Declare a field that seeds the random details its owner has beside the other fields."""
+    """Declare a field that seeds further random details."""
     return _drawn(lambda rng: int(rng.integers(1 << 32)))
 
 
 @dataclass(frozen=True)
 class Identity:
-    """What all pictures of a person share.
+    """Everything that all pictures of a person share.
 
     Lengths are in pixels of the 112×112 template and halves of the feature, heights are y below
     (above, if negative) the eyes, angles in radians. Tones and colours are places from 0 to 1 on
@@ -122,7 +122,7 @@ class Identity:
 
 @dataclass(frozen=True)
 class Photo:
-    """What sets one picture of a person apart from the next; angles in radians."""
+    """Everything that varies between pictures of a person; angles in radians."""
 
     yaw: float = normal(0.0, 0.24)
     pitch: float = normal(0.0, 0.12)
@@ -133,7 +133,7 @@ class Photo:
 
     smile: float = uniform(-0.25, 1.0)
     mouth_open: float = mostly_zero(0.4, 0.5, 7.0)
-    lids: float = uniform(0.6, 1.1)  # of the identity's own opening
+    lids: float = uniform(0.6, 1.1)  # relative to the identity's opening
     brow_raise: float = normal(0.0, 1.0)
     gaze: float = normal(0.0, 1.2)
 
