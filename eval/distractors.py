@@ -1,12 +1,11 @@
-"""MegaFace's question: whether a face is nearer to its mate than to any of a million strangers.
+"""Rank probes by MegaFace's protocol: is a mate nearer than any of a million strangers.
 
-For each probe and each of its mates, the gallery is that one mate and all distractors; the mate's
-rank is one plus the number of distractors that score as high as it or higher. So a tie counts
-against the mate, and whatever is computed does not depend on the order of the distractors, but for
-what is drawn from them.
+For each probe and each of its mates, the gallery consists of that mate and all distractors. The
+mate's rank is one plus the number of distractors that score at least as high. So a tie counts
+against the mate, and the order of the distractors matters only for the random smaller sets.
 
-Scores of all probes with all distractors, 3.5 thousand million of them, never exist together: they
-are made a block at a time, and of each block only what can matter is kept.
+The scores of all probes with all distractors, 3.5 billion of them, would not fit into memory: they
+are computed block by block, and only those that can still matter are kept.
 """
 
 from __future__ import annotations
@@ -17,17 +16,17 @@ import numpy as np
 
 from dsoftmax.recognition.common.progress import progress
 
-BLOCK_BYTES = 128 << 20  # of scores
+BLOCK_BYTES = 128 << 20  # of scores per block
 
 
 class Ranking(NamedTuple):
     """The highest scores of probes with distractors."""
 
-    sizes: list[int]  # numbers of distractors, ascending; the last is of all
-    best: np.ndarray  # (sizes, probes), the highest score among the first so many distractors
-    top: np.ndarray  # (probes, k), the k highest among all, falling; -inf if there are fewer
+    sizes: list[int]  # numbers of distractors, ascending; the last one is the number of all
+    best: np.ndarray  # (sizes, probes), the highest score among that many distractors
+    top: np.ndarray  # (probes, k), the k highest among all, descending; -inf if there are fewer
     tail: np.ndarray  # (m,), the highest scores of any probe with any distractor
-    total: int  # how many scores there are
+    total: int  # number of all scores
 
     def ranks(self, probes: np.ndarray, mate_scores: np.ndarray) -> np.ndarray:
         """Return the ranks of mates, (n,) int; k + 1 stands for all ranks beyond k.
@@ -35,7 +34,7 @@ class Ranking(NamedTuple):
         Parameters
         ----------
         probes : (n,) int
-            Whose mates they are.
+            The probe that each mate belongs to.
         mate_scores : (n,)
         """
         ranks = np.empty(len(probes), np.int64)
@@ -62,23 +61,24 @@ def rank_distractors(
     seed: int = 0,
     among: np.ndarray | None = None,
 ) -> Ranking:
-    """Score probes with distractors and keep what matters.
+    """Score probes with distractors and keep the scores that matter.
 
     Parameters
     ----------
     probes : (p, D) float32
     distractors : (n, D) float32
-        Of length 1, as the probes; may be mapped from disk.
+        Of length 1, like the probes; may be mapped from disk.
     sizes : sequence of int
-        Numbers of distractors to know the best scores for, beside all; each set holds the smaller.
+        Numbers of distractors to compute the best scores for, beside all; each set contains the
+        smaller ones.
     most : int
-        How many of the highest scores of each probe to keep.
+        The number of highest scores to keep per probe.
     tail : float
-        Which share of all scores to keep, the highest.
+        The share of all scores to keep, the highest ones.
     seed : int
-        Of the order in which distractors make up the smaller sets.
+        Decides which distractors are in the smaller sets.
     among : (m,) int, optional
-        Which distractors count; by default all.
+        The distractors that count; by default all.
     """
     among = np.arange(len(distractors)) if among is None else among
     count = len(among)
@@ -96,7 +96,7 @@ def rank_distractors(
     with progress(total=count, desc="ranking", unit="distractors") as bar:
         for size in sizes:
             while start < size:
-                # The first blocks are small: before there are floors, all of a block matters.
+                # The first blocks are small: before there are floors, all their scores matter.
                 stop = min(start + min(width, max(start, 4 * most)), size)
                 shape = (len(probes), stop - start)
                 block = scores[: shape[0] * shape[1]].reshape(shape)
@@ -116,14 +116,14 @@ def rank_distractors(
 
 
 class _TopOfEach:
-    """Keeps the k highest scores of each row of what comes by; `floor` says what can't be one."""
+    """Keeps the k highest scores of each row; no score at or below `floor` can be among them."""
 
     def __init__(self, rows: int, k: int):
         self._top = np.full((rows, k), -np.inf, np.float32)
         self.floor = np.full(rows, -np.inf, np.float32)
 
     def add(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Take in values of rows, the rows ascending."""
+        """Take new values and the rows they belong to, in ascending order of rows."""
         can_be = values > self.floor[rows]
         rows, values = rows[can_be], values[can_be]
         counts = np.bincount(rows, minlength=len(self.floor))
@@ -141,7 +141,7 @@ class _TopOfEach:
 
 
 class _Highest:
-    """Keeps the highest of all scores that come by."""
+    """Keeps the highest of all scores added to it."""
 
     def __init__(self, count: int):
         self._count = count

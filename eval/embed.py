@@ -1,4 +1,4 @@
-"""Embeddings of many images, decoded ahead on threads, of each image and its mirror image."""
+"""Embed many images and their mirror images, while threads decode ahead."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.images import ImageError
 
 
-class Embedded(NamedTuple):
-    """The embeddings of the images ``start`` and following."""
+class EmbeddedBatch(NamedTuple):
+    """Embeddings of consecutive images, the first of which is number ``start``."""
 
     start: int
-    views: np.ndarray  # (n, 2, D) float32: of the image, of its mirror image; 0 if unreadable
+    views: np.ndarray  # (n, 2, D) float32: the image's, its mirror image's; 0 if unreadable
     unreadable: list[tuple[int, str]]  # (number of the image, why)
 
 
@@ -27,23 +27,27 @@ def embed_batches(
     batch_size: int,
     threads: int = 2,
     desc: str = "embedding",
-) -> Iterator[Embedded]:
-    """Embed images in order, a batch at a time.
+) -> Iterator[EmbeddedBatch]:
+    """Embed images in order, one batch at a time.
 
     Parameters
     ----------
     embed : callable
-        (n, 3, height, width) uint8, RGB, to (n, D): a model of `load_model`, or any function.
+        Maps (n, 3, height, width) uint8, RGB, to (n, D): a model of `load_model`, or any function.
     load : callable
         Returns an image, (height, width, 3) uint8 in RGB, by its number; raises `ImageError` or
-        `OSError` where there is none to be had. All images have one size.
+        `OSError` if the image can't be read. All images have the same size.
     images : range
-        Which images.
+        The numbers of the images.
     batch_size : int
     threads : int
-        To decode on.
+        Decoding threads.
     desc : str
-        What the progress is headed with.
+        Name of the job in the progress line.
+
+    Yields
+    ------
+    EmbeddedBatch
     """
 
     def load_batch(numbers: Sequence[int]) -> tuple[Sequence[int], list, list]:
@@ -67,5 +71,5 @@ def embed_batches(
                 places = [number - numbers[0] for number, _ in loaded]
                 views = np.zeros((len(numbers), 2, both[0].shape[1]), np.float32)
                 views[places] = np.stack(both, axis=1)
-            yield Embedded(numbers[0], views, unreadable)
+            yield EmbeddedBatch(numbers[0], views, unreadable)
             bar.update(len(numbers))

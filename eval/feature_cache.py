@@ -1,9 +1,9 @@
-"""Embeddings on disk that survive an interruption: what is done is not done again.
+"""Embeddings on disk, so that an interrupted run resumes where it stopped.
 
-A cache is a folder of its own, named by all that its content depends on (the model, the list of
-images, their size), so that another model never meets the embeddings of a former one. It holds
-``features.npy``, (images, 2, D) float32, and ``state.json``: how many rows are written, and which
-images could not be read.
+A cache is a folder whose name depends on everything that determines its content (the model, the
+list of images, their size), so that models never share embeddings. It holds ``features.npy``,
+(images, 2, D) float32, and ``state.json``: how many rows are written, and which images could not be
+read.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ SECONDS_BETWEEN_SAVES = 20.0
 class Features(NamedTuple):
     """Embeddings of all images of a list."""
 
-    views: np.ndarray  # (n, 2, D) float32, mapped from disk: of the image, of its mirror image
+    views: np.ndarray  # (n, 2, D) float32, mapped from disk: the image's, its mirror image's
     unreadable: list[tuple[int, str]]  # (number of the image, why); its rows are 0
 
 
@@ -42,30 +42,31 @@ def cached_features(
     batch_size: int = 32,
     threads: int = 2,
 ) -> Features:
-    """Return the embeddings of images, from the cache as far as they are there.
+    """Return the embeddings of images; compute only those that the cache lacks.
 
     Parameters
     ----------
     folder : str
-        Where the caches are.
+        Holds all caches.
     name : str
-        What the cache's own folder is called, before its sum.
+        Beginning of the name of the cache's folder.
     depends_on : mapping
-        All that the embeddings depend on, as JSON can hold it.
+        Everything that the embeddings depend on, as JSON can hold it.
     count : int
-        How many images there are.
+        The number of images.
     make_embed : callable
-        Loads the model; not called if all is there.
+        Loads the model; not called if the cache is complete.
     load : callable
-        Returns an image by its number, as of `embed_batches`.
+        Returns an image by its number; see `embed_batches`.
     size : (int, int)
         Height and width of the images that `load` returns.
     batch_size, threads : int
     """
     described = json.dumps({**depends_on, "count": count, "size": list(size)}, sort_keys=True)
-    own = os.path.join(folder, f"{name}-{hashlib.sha256(described.encode()).hexdigest()[:12]}")
-    os.makedirs(own, exist_ok=True)
-    writer = _Writer(own, count)
+    digest = hashlib.sha256(described.encode()).hexdigest()[:12]
+    cache = os.path.join(folder, f"{name}-{digest}")
+    os.makedirs(cache, exist_ok=True)
+    writer = _Writer(cache, count)
     if writer.done < count:
         embed = make_embed()
         writer.open(embed(np.zeros((1, 3, *size), np.uint8)).shape[1])
@@ -82,7 +83,7 @@ def cached_features(
 
 
 def _try_again(writer: _Writer, make_embed: Callable[[], Embed], load: Callable) -> None:
-    """Embed the images that could not be read then and can be read now."""
+    """Embed the images that could not be read in an earlier run and can be read now."""
 
     def can_be_read(number: int) -> bool:
         try:
@@ -91,16 +92,16 @@ def _try_again(writer: _Writer, make_embed: Callable[[], Embed], load: Callable)
             return False
         return True
 
-    there = [number for number, _ in writer.unreadable if can_be_read(number)]
-    if there:
+    readable = [number for number, _ in writer.unreadable if can_be_read(number)]
+    if readable:
         embed = make_embed()
-        for number in there:
+        for number in readable:
             for batch in embed_batches(embed, load, range(number, number + 1), 1):
                 writer.replace(number, batch.views)
 
 
 class _Writer:
-    """Appends rows; the state on disk never claims more of them than are there."""
+    """Appends rows; the state on disk never claims more rows than were written."""
 
     def __init__(self, folder: str, count: int):
         self.features_path = os.path.join(folder, "features.npy")
@@ -127,7 +128,7 @@ class _Writer:
         self._saved_at = time.monotonic()
 
     def append(self, views: np.ndarray, unreadable: list[tuple[int, str]]) -> None:
-        if not views.shape[2]:  # not one of them could be read
+        if not views.shape[2]:  # none of them could be read
             views = np.zeros((len(views), 2, self._width), np.float32)
         self._file.write(views.tobytes())
         self.done += len(views)

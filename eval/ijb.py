@@ -9,10 +9,11 @@ The data are insightface's: loose_crop/*.jpg and meta/ with, for IJBC,
     ijbc_template_pair_label.txt                        1:1
     ijbc_1N_gallery_G1.csv, …_G2.csv, ijbc_1N_probe_mixed.csv    1:N (IJBB: S1, S2)
 
-A protocol whose files are absent is left out. Embeddings are kept under --result-dir as they are
-made: an interrupted run goes on where it was. Faces that can't be read are listed and count for
-nothing; a template without any scores lowest with everybody. Each gallery is searched by all
-probes: those it holds tell the ranks, the others the threshold; then galleries are averaged.
+A protocol whose files are missing is skipped. Embeddings are saved under --result-dir as they are
+made, so that an interrupted run resumes where it stopped. Faces that can't be read are listed and
+ignored; a template without any readable face gets the lowest score with everybody. Every probe
+searches each gallery: probes of people in the gallery determine the ranks, all others the
+threshold. The figures of the galleries are then averaged.
 """
 
 from __future__ import annotations
@@ -27,22 +28,19 @@ import numpy as np
 
 from dsoftmax.eval import metrics, plots, templates
 from dsoftmax.eval.feature_cache import Features, cached_features
+from dsoftmax.eval.models import load_model, parse_models
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
+    add_threads_flag,
     command,
-    default_threads,
     image_size,
+    make_parser,
     print_json,
     some_of,
 )
+from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.common.preflight import check_mxnet
-from dsoftmax.recognition.data.images import align, decode
-
-check_mxnet()
-
-from dsoftmax.eval.models import load_model, parse_models  # noqa: E402
-from dsoftmax.recognition.common.devices import gpu_contexts  # noqa: E402
+from dsoftmax.recognition.data.images import load_rgb
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
 PAPER_FARS = (1e-1, 1e-2, 1e-3, 1e-4)
@@ -54,10 +52,10 @@ PROBES_PER_BLOCK = 4096
 
 
 class Search(NamedTuple):
-    """What came out of one gallery."""
+    """The results of one gallery."""
 
     gallery: str
-    found: metrics.Identification
+    identification: metrics.Identification
     points: list[metrics.OperatingPoint]  # one for each of FPIRS
 
 
@@ -96,11 +94,11 @@ def search(
         scores[pooled.is_empty[in_probes[block]]] = templates.FAILED
         scores[:, pooled.is_empty[in_gallery]] = templates.FAILED
         parts.append(metrics.identify(scores, probes[1][block], gallery[1]))
-    found = metrics.Identification(*(np.concatenate(part) for part in zip(*parts)))
-    if not found.ranks.size:
+    result = metrics.Identification(*(np.concatenate(part) for part in zip(*parts)))
+    if not result.ranks.size:
         raise ValueError(f"gallery {name} holds nobody the probes show")
-    points = found.at_fpir(FPIRS) if found.other_scores.size else []
-    return Search(name, found, points)
+    points = result.at_fpir(FPIRS) if result.other_scores.size else []
+    return Search(name, result, points)
 
 
 def embed_faces(args: argparse.Namespace, faces: templates.Faces) -> Features:
@@ -113,8 +111,8 @@ def embed_faces(args: argparse.Namespace, faces: templates.Faces) -> Features:
         raise ValueError(f"--model {args.model}: one model at a time, prefix,epoch")
 
     def load(face: int) -> np.ndarray:
-        encoded = np.fromfile(os.path.join(crops, faces.names[face]), np.uint8)
-        return align(decode(encoded), faces.landmarks[face], args.image_size)[:, :, ::-1]
+        path = os.path.join(crops, faces.names[face])
+        return load_rgb(path, args.image_size, faces.landmarks[face])
 
     described = "\n".join(faces.names).encode() + faces.landmarks.tobytes()
     contexts = gpu_contexts(args.gpu)
@@ -132,7 +130,7 @@ def embed_faces(args: argparse.Namespace, faces: templates.Faces) -> Features:
 
 
 def read_features(path: str, count: int) -> Features:
-    """Map features that were made elsewhere: (faces, D), or (faces, 2, D) with mirror images."""
+    """Map features from a file: (faces, D), or (faces, 2, D) with those of mirror images."""
     try:
         views = np.load(path, mmap_mode="r", allow_pickle=False)
     except (ValueError, EOFError):
@@ -150,7 +148,7 @@ def read_features(path: str, count: int) -> Features:
 
 
 def table(name: str, points: Sequence[metrics.OperatingPoint]) -> str:
-    """Lay the rates out as insightface does, in per cent."""
+    """Lay out the rates as insightface does, in per cent."""
     head = ["Methods", *(f"{far:g}" for far in FARS)]
     row = [name, *(f"{100 * point.tar:.2f}" for point in points)]
     widths = [max(map(len, column)) + 2 for column in zip(head, row)]
@@ -163,7 +161,7 @@ def table(name: str, points: Sequence[metrics.OperatingPoint]) -> str:
 
 
 def paper_row(points: Sequence[metrics.OperatingPoint]) -> str:
-    """Lay the rates out as the paper's tables, for FAR of 1e-1, 1e-2, 1e-3 and 1e-4."""
+    """Lay out the rates as the paper's tables do, at the FARs 1e-1, 1e-2, 1e-3 and 1e-4."""
     by_far = dict(zip(FARS, points))
     return " & ".join(f"{100 * by_far[far].tar:.2f}" for far in PAPER_FARS)
 
@@ -172,11 +170,10 @@ def search_lines(searches: Sequence[Search]) -> list[str]:
     """Lay out the ranks and open-set rates of each gallery and of their mean."""
     lines = []
     for one in searches:
-        ranks = " ".join(f"top{rank} = {one.found.rank_rate(rank):.5f}" for rank in RANKS)
-        strangers = len(one.found.other_scores)
-        lines.append(
-            f"[{one.gallery}] {ranks} ({len(one.found.ranks)} probes in it, {strangers} not)"
-        )
+        result = one.identification
+        ranks = " ".join(f"top{rank} = {result.rank_rate(rank):.5f}" for rank in RANKS)
+        inside, outside = len(result.ranks), len(result.other_scores)
+        lines.append(f"[{one.gallery}] {ranks} ({inside} probes in it, {outside} not)")
         for fpir, point in zip(FPIRS, one.points):
             lines.append(
                 f"[{one.gallery}] TPIR@FPIR={fpir:g}: {point.tar:.5f} "
@@ -190,10 +187,10 @@ def search_lines(searches: Sequence[Search]) -> list[str]:
 
 
 def mean_of_galleries(searches: Sequence[Search]) -> dict[str, Any]:
-    """Average what came out of each gallery."""
+    """Average the results of the galleries."""
     return {
         "ranks": {
-            f"{rank}": float(np.mean([one.found.rank_rate(rank) for one in searches]))
+            f"{rank}": float(np.mean([one.identification.rank_rate(rank) for one in searches]))
             for rank in RANKS
         },
         "tpir": {
@@ -201,12 +198,12 @@ def mean_of_galleries(searches: Sequence[Search]) -> dict[str, Any]:
             for place, fpir in enumerate(FPIRS)
             if all(one.points for one in searches)
         },
-        "cmc": np.mean([one.found.cmc(CMC_RANKS) for one in searches], axis=0).tolist(),
+        "cmc": np.mean([one.identification.cmc(CMC_RANKS) for one in searches], axis=0).tolist(),
     }
 
 
 class _Files(NamedTuple):
-    """Where the meta data of a target are."""
+    """Paths of the files that describe a target."""
 
     folder: str
     target: str
@@ -233,35 +230,38 @@ class _Files(NamedTuple):
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="ijb", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", default="", help="prefix,epoch or file.onnx")
-    parser.add_argument("--model-prefix", default="", help="as insightface's; with --model-epoch")
-    parser.add_argument("--model-epoch", type=int, default=1, help="%(default)s")
-    parser.add_argument("--features", help="a .npy file of features instead of a model")
-    parser.add_argument("--target", choices=sorted(GALLERIES), default="IJBC", help="%(default)s")
-    parser.add_argument(
+    parser = make_parser("ijb", __doc__)
+    model = parser.add_argument_group("model")
+    model.add_argument("--model", default="", help="prefix,epoch or file.onnx")
+    model.add_argument("--model-prefix", default="", help="as insightface's; with --model-epoch")
+    model.add_argument("--model-epoch", type=int, default=1, help="with --model-prefix")
+    model.add_argument("--features", help=".npy file of features, instead of a model")
+    data = parser.add_argument_group("data")
+    data.add_argument("--target", choices=sorted(GALLERIES), default="IJBC", help="the dataset")
+    data.add_argument(
         "--data-dir", "--image-path", help="folder of loose_crop and meta; by default ./<target>"
     )
-    parser.add_argument("--result-dir", help="where results go; by default ./<target>_result")
-    parser.add_argument("--job", default="insightface", help="name of the results; %(default)s")
-    parser.add_argument(
-        "--protocol", choices=("11", "1n"), help="one of them; by default all there are files of"
+    data.add_argument("--image-size", type=image_size, default="112,112", help="height,width")
+    data.add_argument(
+        "--protocol", choices=("11", "1n"), help="run one; by default all whose files exist"
     )
+    pooling = parser.add_argument_group("pooling of faces into templates")
     for flag, what in (
         ("flip", "F: sum the embeddings of image and mirror image"),
         ("norm", "N: keep the length of embeddings as a weight"),
         ("detector", "D: weight by the detector's score"),
     ):
-        parser.add_argument(
-            f"--{flag}", type=int, choices=(0, 1), default=1, help=f"{what}; %(default)s"
-        )
-    parser.add_argument("--image-size", type=image_size, default=(112, 112), help="112,112")
-    parser.add_argument("--gpu", help="ids, as 0 or 0,1; -1 for the CPU; CUDA_VISIBLE_DEVICES")
-    parser.add_argument("--batch-size", type=int, default=32, help="%(default)s")
-    parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
-    add_json_flag(parser)
+        pooling.add_argument(f"--{flag}", type=int, choices=(0, 1), default=1, help=what)
+    output = parser.add_argument_group("output")
+    output.add_argument("--result-dir", help="folder of results; by default ./<target>_result")
+    output.add_argument("--job", default="insightface", help="name of the results")
+    add_json_flag(output)
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--gpu", help="ids, as 0 or 0,1; -1 for the CPU; by default CUDA_VISIBLE_DEVICES"
+    )
+    machine.add_argument("--batch-size", type=int, default=32, help="images per batch")
+    add_threads_flag(machine)
     return parser
 
 
@@ -288,7 +288,7 @@ def _check_flags(args: argparse.Namespace) -> _Files:
 
 
 def report_unreadable(features: Features, faces: templates.Faces, args: argparse.Namespace) -> None:
-    """List the faces that count for nothing."""
+    """List the faces that were ignored because they can't be read."""
     if not features.unreadable:
         return
     lines = [f"{faces.names[face]}: {why}" for face, why in features.unreadable]
@@ -342,10 +342,9 @@ def run_identification(
     return ["1:N", *search_lines(searches)], means
 
 
-@command
-def main(argv: list[str] | None = None) -> None:
+@command(parser=build_parser)
+def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    args = build_parser().parse_args(argv)
     files = _check_flags(args)
     faces = templates.read_faces(files.path("name_5pts_score.txt"))
     members = templates.read_members(files.path("face_tid_mid.txt"), faces.names)
@@ -374,9 +373,9 @@ def main(argv: list[str] | None = None) -> None:
     ]
     for protocol, run in (("11", run_verification), ("1n", run_identification)):
         if args.protocol in (None, protocol) and files.has(protocol):
-            more, found = run(args, files, pooled, name)
+            more, figures = run(args, files, pooled, name)
             lines += more
-            result.update(found)
+            result.update(figures)
     if args.json != "-":
         print("\n".join(lines))
         print(f"scores and figures are in {args.result_dir}, named {args.job}")

@@ -5,15 +5,15 @@ r"""Evaluate on MegaFace: features, noise lists, and identification among a mill
         --megaface-lst data/megaface_lst --megaface-root data/megaface_images \
         --facescrub-noises data/facescrub_noises.txt --megaface-noises data/megaface_noises.txt
 
-Three things are done, each as far as its flags are given:
+The command takes up to three steps, depending on its flags:
 
-1. with --model, features of all images are written to --output, a file an image in MegaFace's own
-   layout, <output>/{facescrub,megaface}/…/<image>_<algo>.bin; those there are already are kept, so
-   that an interrupted run goes on. `p,1|q,2` joins the features of two networks.
-2. with noise lists, they are cleaned as insightface's refined protocol does, into
-   --feature-dir-out: a dimension more, 100 in noisy distractors and 0 elsewhere; noisy probes
+1. With --model, it writes the features of all images to --output, one file per image in MegaFace's
+   layout, <output>/{facescrub,megaface}/…/<image>_<algo>.bin. Existing files are kept, so that an
+   interrupted run resumes. `p,1|q,2` joins the features of two networks.
+2. With noise lists, it cleans the features as insightface's refined protocol does, into
+   --feature-dir-out: one more dimension is 100 in noisy distractors and 0 elsewhere; noisy probes
    become the centre of their identity.
-3. ranks are computed here, without the development kit: each probe and each of its mates among all
+3. It computes the ranks, without the development kit: of each probe and each of its mates among all
    distractors; rank-1 with 10, 100, … of them, CMC, and the ROC of verification.
 """
 
@@ -43,21 +43,18 @@ from dsoftmax.eval.megaface_features import (
     write_cleaned,
     write_feature,
 )
+from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
+    add_threads_flag,
     command,
-    default_threads,
+    make_parser,
     print_json,
     some_of,
 )
+from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.common.preflight import check_mxnet
-from dsoftmax.recognition.data.images import decode, fit
-
-check_mxnet()
-
-from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models  # noqa: E402
-from dsoftmax.recognition.common.devices import gpu_contexts  # noqa: E402
+from dsoftmax.recognition.data.images import load_rgb
 
 SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 FARS = (1e-6, 1e-5, 1e-4)
@@ -65,22 +62,23 @@ TAIL = 1e-4  # the share of impostor scores that is kept: verification is exact 
 
 
 class Ensemble:
-    """One or several networks whose features stand side by side."""
+    """One or several networks whose features are concatenated."""
 
     def __init__(self, models: Sequence[Embed]):
         self._models = models
         self._borders: list[int] = []
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        """Return what each makes of images, (n, D), side by side."""
-        rows = [model(images) for model in self._models]
-        self._borders = np.cumsum([part.shape[1] for part in rows])[:-1].tolist()
-        return np.concatenate(rows, axis=1)
+        """Return the concatenated embeddings (n, D) of images."""
+        parts = [model(images) for model in self._models]
+        self._borders = np.cumsum([part.shape[1] for part in parts])[:-1].tolist()
+        return np.concatenate(parts, axis=1)
 
     def features(self, views: np.ndarray) -> np.ndarray:
-        """Return the features, (n, D) of length 1, of images and their mirror images, (n, 2, D).
+        """Return features (n, D) of length 1, from the embeddings (n, 2, D) of two views.
 
-        The two are summed and brought to length 1 for each network, then once more together.
+        The views, image and mirror image, are summed and scaled to length 1 per network, then the
+        concatenation is scaled to length 1.
         """
         parts = np.split(views.sum(axis=1), self._borders, axis=1)
         return metrics.normalized(np.concatenate([metrics.normalized(p) for p in parts], axis=1))
@@ -102,8 +100,7 @@ def extract(
         return []
 
     def load(place: int) -> np.ndarray:
-        encoded = np.fromfile(os.path.join(images.root, images.images[missing[place]]), np.uint8)
-        return fit(decode(encoded), *size)[:, :, ::-1]
+        return load_rgb(os.path.join(images.root, images.images[missing[place]]), size)
 
     for parent in {os.path.dirname(paths[number]) for number in missing}:
         os.makedirs(parent, exist_ok=True)
@@ -126,26 +123,26 @@ def extract(
 def claim_folder(
     folder: str, algo: str, models: Sequence[ModelName], sets: Sequence[ImageSet]
 ) -> None:
-    """Note in a folder whose features it holds; refuse one that holds another model's."""
+    """Record in a folder whose features it holds; refuse a folder with another model's."""
     path = os.path.join(folder, f"{algo}.json")
-    own = {"models": [model.digest() for model in models]}
+    description = {"models": [model.digest() for model in models]}
     if os.path.exists(path):
         with open(path, encoding="utf-8") as file:
-            if json.load(file) != own:
+            if json.load(file) != description:
                 raise ValueError(
                     f"{folder} holds features named {algo} of another model; choose another "
                     "--algo or --output"
                 )
         return
     for images in sets:
-        there = next(filter(os.path.exists, images.feature_paths(folder, algo)), None)
-        if there:
+        existing = next(filter(os.path.exists, images.feature_paths(folder, algo)), None)
+        if existing:
             raise ValueError(
-                f"{there} is there already, and nothing says of which model; choose another --algo "
-                "or --output, or rank what is there by leaving --model out"
+                f"{existing} exists already, and nothing says which model made it; choose another "
+                "--algo or --output, or leave --model out to rank the existing features"
             )
     with AtomicFile(path, "w") as file:
-        json.dump(own, file)
+        json.dump(description, file)
 
 
 class Mates(NamedTuple):
@@ -166,14 +163,14 @@ def find_mates(features: np.ndarray, people: np.ndarray) -> Mates:
         probes.append(rows[one])
         scores.append(cosines[one, other])
     if not sum(map(len, scores)):
-        raise ValueError("no person has two images: there is no mate to be found")
+        raise ValueError("no person has two images, so that no probe has a mate")
     return Mates(np.concatenate(probes), np.concatenate(scores))
 
 
 def summarize(ranking: Ranking, mates: Mates, name: str) -> dict[str, Any]:
     """Return all figures, as JSON can hold them."""
     ranks = ranking.ranks(mates.probes, mates.scores)
-    found = metrics.Identification(ranks, mates.scores, np.zeros(0))
+    identification = metrics.Identification(ranks, mates.scores, np.zeros(0))
     points = metrics.at_far(mates.scores, ranking.tail, FARS, ranking.total)
     return {
         "name": name,
@@ -182,7 +179,7 @@ def summarize(ranking: Ranking, mates: Mates, name: str) -> dict[str, Any]:
             str(size): rate
             for size, rate in ranking.rank1_rates(mates.probes, mates.scores).items()
         },
-        "cmc": found.cmc(ranking.top.shape[1]).tolist(),
+        "cmc": identification.cmc(ranking.top.shape[1]).tolist(),
         "tar_at_far": {f"{far:g}": point.tar for far, point in zip(FARS, points)},
         "thresholds": {f"{far:g}": point.threshold for far, point in zip(FARS, points)},
         "roc": plots.sample_roc(mates.scores, ranking.tail, ranking.total, TAIL)._asdict(),
@@ -190,7 +187,7 @@ def summarize(ranking: Ranking, mates: Mates, name: str) -> dict[str, Any]:
 
 
 def lines_of(result: dict[str, Any]) -> list[str]:
-    """Lay the figures out for people."""
+    """Lay out the figures for people."""
     lines = [
         f"{result['name']}: {result['probes']} probes of {result['people']} people, "
         f"{result['pairs']} pairs of mates; {max(map(int, result['distractors']))} distractors",
@@ -210,43 +207,47 @@ def lines_of(result: dict[str, Any]) -> list[str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="megaface", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("megaface", __doc__)
     parser.add_argument(
         "--model", help="prefix,epoch; p,1|q,2 joins two; without it, --output is read"
     )
-    parser.add_argument("--algo", default="insightface", help="in the files' names; %(default)s")
+    parser.add_argument("--algo", default="insightface", help="name in the feature files' names")
+    data = parser.add_argument_group("data")
     for name in ("facescrub", "megaface"):
-        parser.add_argument(
-            f"--{name}-lst", default=f"./data/{name}_lst", help="list of images; %(default)s"
+        data.add_argument(
+            f"--{name}-lst", default=f"./data/{name}_lst", help=f"list of {name}'s images"
         )
-        parser.add_argument(
-            f"--{name}-root", default=f"./data/{name}_images", help="their folder; %(default)s"
-        )
-        parser.add_argument(f"--{name}-noises", help="list of the noisy ones")
-    parser.add_argument(
-        "--output", "--feature-dir-input", default="./feature_out", help="features; %(default)s"
+        data.add_argument(f"--{name}-root", default=f"./data/{name}_images", help="their folder")
+        data.add_argument(f"--{name}-noises", help="list of the noisy ones")
+    data.add_argument(
+        "--image-size", "--image_size", default="3,112,112", help="3,height,width or height,width"
     )
-    parser.add_argument(
-        "--feature-dir-out", help="cleaned features for the development kit; by default not written"
-    )
-    parser.add_argument("--result-dir", default="./megaface_result", help="%(default)s")
-    parser.add_argument(
-        "--image-size", "--image_size", default="3,112,112", help="%(default)s, or height,width"
-    )
-    parser.add_argument("--batch-size", "--batch_size", type=int, default=8, help="%(default)s")
-    parser.add_argument(
+    ranking = parser.add_argument_group("ranking")
+    ranking.add_argument(
         "--sizes",
         "-s",
         default=",".join(map(str, SIZES)),
-        help="numbers of distractors, beside all; %(default)s",
+        help="numbers of distractors, beside all",
     )
-    parser.add_argument("--max-rank", type=int, default=100, help="of the CMC; %(default)s")
-    parser.add_argument("--seed", type=int, default=0, help="of the smaller sets; %(default)s")
-    parser.add_argument("--gpu", help="ids, as 0 or 0,1; -1 for the CPU; CUDA_VISIBLE_DEVICES")
-    parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
-    add_json_flag(parser)
+    ranking.add_argument("--max-rank", type=int, default=100, help="largest rank of the CMC")
+    ranking.add_argument("--seed", type=int, default=0, help="of the choice of fewer distractors")
+    output = parser.add_argument_group("output")
+    output.add_argument(
+        "--output", "--feature-dir-input", default="./feature_out", help="folder of the features"
+    )
+    output.add_argument(
+        "--feature-dir-out", help="cleaned features for the development kit; not written by default"
+    )
+    output.add_argument("--result-dir", default="./megaface_result", help="folder of the figures")
+    add_json_flag(output)
+    machine = parser.add_argument_group("machine")
+    machine.add_argument(
+        "--gpu", help="ids, as 0 or 0,1; -1 for the CPU; by default CUDA_VISIBLE_DEVICES"
+    )
+    machine.add_argument(
+        "--batch-size", "--batch_size", type=int, default=8, help="images per batch"
+    )
+    add_threads_flag(machine)
     return parser
 
 
@@ -323,10 +324,9 @@ def _load_and_clean(
     return features, numbers, noisy
 
 
-@command
-def main(argv: list[str] | None = None) -> None:
+@command(parser=build_parser)
+def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    args = build_parser().parse_args(argv)
     _check_flags(args)
     facescrub, megaface = (
         ImageSet(name, read_list(getattr(args, f"{name}_lst")), getattr(args, f"{name}_root"))

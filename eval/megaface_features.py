@@ -1,7 +1,8 @@
-"""MegaFace's feature files, lists of images, and what the refined protocol does to noisy ones.
+"""Read, write and clean MegaFace's features.
 
-A feature file is an OpenCV matrix: four whole numbers (rows D, columns 1, bytes 4, type 5), then D
-float32. Cleaned features have a dimension more, in which noisy distractors are far away from all.
+A feature file is an OpenCV matrix: four integers (rows D, columns 1, bytes 4, type 5), then D
+float32. Cleaned features have one more dimension, which moves noisy distractors far away from all
+others.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ def read_feature(path: str) -> np.ndarray:
     """Read one feature file, (D,) float32."""
     content = np.fromfile(path, "<i4")
     if len(content) < 5 or content[0] < 1 or tuple(content[1:4]) != (1, 4, 5):
-        raise ValueError(f"{path}: not a feature file of MegaFace's, or not a whole one")
+        raise ValueError(f"{path}: not a MegaFace feature file, or not a whole one")
     if len(content) != 4 + content[0]:
         raise ValueError(
             f"{path}: {content[0]} numbers are announced, {len(content) - 4} are there"
@@ -60,7 +61,7 @@ class ImageSet(NamedTuple):
 
 
 def read_list(path: str) -> list[str]:
-    """Read relative paths, a line each; empty lines and comments (#) are left out."""
+    """Read relative paths, one per line; skip empty lines and comments (#)."""
     with open(path, encoding="utf-8") as file:
         lines = [line.strip() for line in file]
     lines = [os.path.normpath(line) for line in lines if line and not line.startswith("#")]
@@ -73,19 +74,19 @@ def read_list(path: str) -> list[str]:
 
 
 def load_features(images: ImageSet, folder: str, algo: str, threads: int) -> tuple[np.ndarray, ...]:
-    """Read the features of all images there are files of.
+    """Read all feature files that exist.
 
     Returns
     -------
     features : (n, D) float32
-        As they are in the files.
+        The content of the files.
     numbers : (n,) int
-        Of which images.
+        The images that they belong to.
     """
     paths = images.feature_paths(folder, algo)
     width = next((len(read_feature(path)) for path in paths if os.path.exists(path)), 0)
     if not width:
-        raise FileNotFoundError(f"{paths[0]}: there is no such file, nor of any other image")
+        raise FileNotFoundError(f"{paths[0]}: there is no such file, and none for any other image")
 
     def read_some(start: int) -> tuple[list[int], np.ndarray]:
         numbers, rows = [], np.empty((FILES_PER_BLOCK, width), np.float32)
@@ -103,18 +104,18 @@ def load_features(images: ImageSet, folder: str, algo: str, threads: int) -> tup
         return numbers, rows[: len(numbers)]
 
     features = np.empty((len(paths), width), np.float32)
-    found: list[int] = []
+    existing: list[int] = []
     starts = range(0, len(paths), FILES_PER_BLOCK)
     with progress(total=len(paths), desc=f"reading {images.name}", unit="files") as bar:
         for start, (numbers, rows) in zip(starts, map_ordered(read_some, starts, threads)):
-            features[len(found) : len(found) + len(rows)] = rows
-            found += numbers
+            features[len(existing) : len(existing) + len(rows)] = rows
+            existing += numbers
             bar.update(min(FILES_PER_BLOCK, len(paths) - start))
-    return features[: len(found)], np.array(found)
+    return features[: len(existing)], np.array(existing)
 
 
 def read_noises(path: str) -> list[str]:
-    """Read a noise list: a name a line, in the last column if there are tabs; # are comments."""
+    """Read a noise list: one name per line, in the last column if there are tabs; # comments."""
     with open(path, encoding="utf-8") as file:
         lines = [line.strip() for line in file]
     names = [line.split("\t")[-1].strip() for line in lines if line and line[0] != "#"]
@@ -124,7 +125,7 @@ def read_noises(path: str) -> list[str]:
 
 
 def is_noisy(images: Sequence[str], noises: Sequence[str]) -> np.ndarray:
-    """Tell the images a noise list names, (n,) bool.
+    """Return which images a noise list names, (n,) bool.
 
     A name is a whole path, the last three parts of one (MegaFace's) or the last one (FaceScrub's).
     """
@@ -137,7 +138,7 @@ def is_noisy(images: Sequence[str], noises: Sequence[str]) -> np.ndarray:
 
 
 def clean_probes(features: np.ndarray, people: np.ndarray, noisy: np.ndarray) -> np.ndarray:
-    """Put the centre of the identity, nearly, in the place of noisy probes.
+    """Replace noisy probes by the centre of their identity, slightly moved.
 
     Parameters
     ----------
@@ -164,13 +165,13 @@ def clean_probes(features: np.ndarray, people: np.ndarray, noisy: np.ndarray) ->
 
 
 def split_mark(features: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Take the additional dimension of cleaned features off, where there is one.
+    """Remove the additional dimension of cleaned features, where there is one.
 
     Returns
     -------
     features : (n, D)
     noisy : (n,) bool
-        Which had been marked.
+        Whether the additional dimension marked a feature as noisy.
     """
     last = features[:, -1]
     if not np.isin(last, (0, NOISE)).all():
@@ -186,7 +187,7 @@ def write_cleaned(
     folder: str,
     algo: str,
 ) -> None:
-    """Write cleaned features of some images: with a dimension more, 100 in those that are noisy."""
+    """Write cleaned features of some images, with a dimension that is 100 in noisy ones."""
     paths = images.feature_paths(folder, algo)
     for parent in {os.path.dirname(paths[number]) for number in numbers}:
         os.makedirs(parent, exist_ok=True)

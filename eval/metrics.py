@@ -1,8 +1,8 @@
-"""Numbers that say how well embeddings tell people apart, from scores alone.
+"""Rates that say how well embeddings distinguish people, computed from scores alone.
 
-A score is higher the more alike two faces are. `genuine` scores are of pairs of one person,
-`impostor` scores of pairs of two. A pair is accepted if its score is *above* the threshold, so that
-an impostor at the threshold is refused, and whoever ties with it.
+The more alike two faces are, the higher their score. `genuine` scores belong to pairs of one
+person, `impostor` scores to pairs of two. A pair is accepted if its score is *above* the threshold,
+so that all pairs that score exactly the threshold are refused.
 
 Rates are exact: thresholds are scores that occur, not the nearest of a grid. The one exception is
 `fold_accuracy`, whose grid is part of LFW's protocol as everybody runs it.
@@ -11,18 +11,15 @@ Rates are exact: thresholds are scores that occur, not the nearest of a grid. Th
 from __future__ import annotations
 
 import math
-from typing import NamedTuple, Sequence
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
-from scipy import stats
-from sklearn.metrics import auc
-from sklearn.model_selection import KFold
 
 ACCURACY_THRESHOLDS = np.arange(0, 4, 0.01)  # of squared distances
 
 
 def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Return vectors (n, D) of length 1, and 0 for 0; NaN and infinity are refused."""
+    """Scale vectors (n, D) to length 1, leaving zeros as they are; refuse NaN and infinity."""
     norms = np.linalg.norm(vectors, axis=1, keepdims=True)
     bad = np.flatnonzero(~np.isfinite(norms))
     if bad.size:
@@ -34,7 +31,7 @@ def normalized(vectors: np.ndarray) -> np.ndarray:
 
 
 def squared_distances(embeddings: np.ndarray) -> np.ndarray:
-    """Return the squared distances of pairs a0, b0, a1, b1, …, of (2P, D) embeddings, (P,)."""
+    """Return the squared distances (P,) of pairs of embeddings (2P, D): a0, b0, a1, b1, …."""
     return np.square(embeddings[0::2] - embeddings[1::2]).sum(axis=1)
 
 
@@ -67,12 +64,19 @@ def fold_accuracy(distances: np.ndarray, is_same: np.ndarray, folds: int = 10) -
         raise ValueError("cross-validation takes at least two pairs and two folds")
     is_right = (distances[:, None] < ACCURACY_THRESHOLDS) == is_same[:, None]
     accuracies, thresholds = [], []
-    for others, fold in KFold(folds).split(distances):
+    for others, fold in _split_into_folds(len(distances), folds):
         best = int(np.argmax(np.count_nonzero(is_right[others], axis=0)))
         accuracies.append(np.mean(is_right[fold, best]))
         thresholds.append(ACCURACY_THRESHOLDS[best])
     mean, deviation = float(np.mean(accuracies)), float(np.std(accuracies))
     return FoldAccuracy(mean, deviation, np.array(accuracies), np.array(thresholds))
+
+
+def _split_into_folds(count: int, folds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Yield the places of the other folds and of the fold itself, for each fold in file order."""
+    from sklearn.model_selection import KFold  # takes half a second to import
+
+    return KFold(folds).split(np.empty(count))
 
 
 def _checked(values: np.ndarray, is_same: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -90,11 +94,11 @@ def _refuse_nan(scores: np.ndarray) -> None:
 
 
 class OperatingPoint(NamedTuple):
-    """What a threshold does."""
+    """A threshold and the rates that result from it."""
 
     threshold: float
     tar: float  # share of the genuine pairs that are accepted; NaN if there are none
-    far: float  # share of the impostor pairs that are
+    far: float  # share of the impostor pairs that are accepted
 
 
 def at_far(
@@ -123,9 +127,9 @@ def at_far(
     allowed = [min(math.floor(far * total + 1e-9), total) for far in fars]
     if impostor.size < total and max(allowed, default=0) >= impostor.size:
         raise ValueError(
-            f"the highest {impostor.size} of {total} scores do not tell the rate {max(fars):g}"
+            f"the highest {impostor.size} of {total} scores are too few for the rate {max(fars):g}"
         )
-    # The highest scores alone matter; to sort all 15 million of IJB-C takes longer.
+    # Only the highest scores matter; sorting all 15 million of IJB-C would take longer.
     start = max(impostor.size - max(allowed, default=0) - 1, 0)
     highest = np.sort(np.partition(impostor, start)[start:])
     genuine = np.sort(genuine)
@@ -153,7 +157,7 @@ class Calibration(NamedTuple):
     point: OperatingPoint
     threshold: Interval  # holds the threshold whose rate is `far` among all impostors
     tar: Interval  # of the chosen threshold, among all pairs
-    pairs_needed: int  # impostor pairs it takes to see this rate at all; trust it from ten times so
+    pairs_needed: int  # impostor pairs that can show this rate at all; trust it with ten times more
 
 
 def calibrate(
@@ -171,10 +175,12 @@ def calibrate(
         As of `at_far`.
     confidence : float
     """
-    found = []
+    from scipy import stats
+
+    calibrations = []
     descending = np.sort(impostor)[::-1]
     for far, point in zip(fars, at_far(genuine, impostor, fars)):
-        # So many impostors lie above the true threshold, with this confidence.
+        # The number of impostors above the true threshold, with this confidence.
         fewest, most = (int(k) for k in stats.binom.interval(confidence, len(descending), far))
         threshold = Interval(
             float(descending[most]) if most < len(descending) else -math.inf,
@@ -182,12 +188,14 @@ def calibrate(
         )
         right = np.count_nonzero(np.asarray(genuine) > point.threshold)
         tar = share_interval(right, len(genuine), confidence)
-        found.append(Calibration(far, point, threshold, tar, math.ceil(1 / far - 1e-9)))
-    return found
+        calibrations.append(Calibration(far, point, threshold, tar, math.ceil(1 / far - 1e-9)))
+    return calibrations
 
 
 def share_interval(hits: int, trials: int, confidence: float = 0.95) -> Interval:
     """Return Clopper and Pearson's interval of a share of which `hits` of `trials` were seen."""
+    from scipy import stats
+
     if not trials:
         return Interval(0.0, 1.0)
     tail = (1 - confidence) / 2
@@ -201,7 +209,7 @@ class FoldRate(NamedTuple):
 
     mean: float
     deviation: float
-    far: float  # as it came out on the folds the threshold was not made on, the mean
+    far: float  # mean of the rates observed on the folds that the threshold was not chosen on
 
 
 def fold_tar(scores: np.ndarray, is_same: np.ndarray, far: float, folds: int = 10) -> FoldRate:
@@ -222,7 +230,7 @@ def fold_tar(scores: np.ndarray, is_same: np.ndarray, far: float, folds: int = 1
     if folds < 2:
         raise ValueError("cross-validation takes at least two pairs and two folds")
     tars, fars = [], []
-    for others, fold in KFold(folds).split(scores):
+    for others, fold in _split_into_folds(len(scores), folds):
         impostor = scores[others][~is_same[others]]
         threshold = at_far(scores[:0], impostor, [far])[0].threshold if impostor.size else -math.inf
         accepted, same = scores[fold] > threshold, is_same[fold]
@@ -247,6 +255,8 @@ class Roc(NamedTuple):
     @property
     def auc(self) -> float:
         """The area under the curve: the chance that a genuine pair scores higher."""
+        from sklearn.metrics import auc
+
         return float(auc(self.far, self.tar))
 
     @property
@@ -285,7 +295,7 @@ def roc(genuine: np.ndarray, impostor: np.ndarray) -> Roc:
 
 
 class Identification(NamedTuple):
-    """Where the probes of a gallery search found their mates."""
+    """The ranks and scores of a gallery search."""
 
     ranks: np.ndarray  # (mated,) int64, 1 for the first place; ties count against the mate
     mate_scores: np.ndarray  # (mated,), the best of the mate's entries
@@ -297,8 +307,8 @@ class Identification(NamedTuple):
 
     def cmc(self, most: int) -> np.ndarray:
         """Return `rank_rate` of 1, 2, … up to `most`, (most,)."""
-        found = np.bincount(np.minimum(self.ranks, most + 1), minlength=most + 2)
-        return np.cumsum(found[1 : most + 1]) / max(self.ranks.size, 1)
+        counts = np.bincount(np.minimum(self.ranks, most + 1), minlength=most + 2)
+        return np.cumsum(counts[1 : most + 1]) / max(self.ranks.size, 1)
 
     def at_fpir(self, fpirs: Sequence[float]) -> list[OperatingPoint]:
         """Return the true positive identification rates at false positive ones.

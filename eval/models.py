@@ -1,9 +1,9 @@
-"""Trained networks, as functions from images to embeddings.
+"""Load trained networks as functions from images to embeddings.
 
 A network is named as insightface's commands name it: ``prefix,epoch`` stands for
 ``prefix-symbol.json`` and ``prefix-<epoch>.params``, of any MXNet since 1.0; ``p,1|3`` for two
-epochs of it, ``p,1|q,2`` for two networks, and a bare ``prefix`` for all epochs there are, the
-newest first. A name that ends in ``.onnx`` is an ONNX file.
+epochs of it, ``p,1|q,2`` for two networks, and a bare ``prefix`` for all saved epochs, the newest
+first. A name that ends in ``.onnx`` is an ONNX file.
 """
 
 from __future__ import annotations
@@ -12,10 +12,15 @@ import glob
 import hashlib
 import os
 import re
-from typing import Callable, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
 
-import mxnet as mx
 import numpy as np
+
+from dsoftmax.recognition.common.arrays import load_arrays
+from dsoftmax.recognition.common.preflight import mxnet
+
+if TYPE_CHECKING:
+    import mxnet as mx
 
 EMBEDDING = "fc1_output"  # what insightface's networks call their embedding
 INPUT = "data"
@@ -35,7 +40,7 @@ class ModelName(NamedTuple):
 
     @property
     def is_onnx(self) -> bool:
-        """Tell an ONNX file."""
+        """Whether this is an ONNX file."""
         return self.epoch is None
 
     def files(self) -> list[str]:
@@ -45,7 +50,7 @@ class ModelName(NamedTuple):
         return [f"{self.prefix}-symbol.json", f"{self.prefix}-{self.epoch:04d}.params"]
 
     def digest(self) -> str:
-        """Return a sum of what is in the files, the same wherever they lie."""
+        """Return a checksum of the files' content, the same wherever they lie."""
         digest = hashlib.sha256()
         for path in self.files():
             with open(path, "rb") as file:
@@ -82,12 +87,12 @@ def parse_models(text: str) -> list[ModelName]:
 
 
 def saved_epochs(prefix: str) -> list[int]:
-    """List the epochs of a prefix that there are files of, the newest first; at least one."""
+    """List the saved epochs of a prefix, the newest first; raise an error if there is none."""
     epochs = []
     for path in glob.glob(f"{glob.escape(prefix)}-*.params"):
-        found = re.fullmatch(r"-(\d{4,})\.params", path[len(prefix) :])
-        if found:
-            epochs.append(int(found.group(1)))
+        match = re.fullmatch(r"-(\d{4,})\.params", path[len(prefix) :])
+        if match:
+            epochs.append(int(match.group(1)))
     if not epochs:
         raise ValueError(f"{prefix}-NNNN.params: there is no such file for any epoch")
     return sorted(epochs, reverse=True)
@@ -109,6 +114,7 @@ class _SymbolModel:
     """A symbol file with its parameters; pixels of 0 to 255, scaled inside the graph."""
 
     def __init__(self, name: ModelName, contexts: Sequence[mx.Context]):
+        mx = mxnet()
         symbol_path, params_path = name.files()
         _check_files(name)
         self.name, self._contexts = name, list(contexts)
@@ -116,13 +122,7 @@ class _SymbolModel:
             symbol = mx.sym.load(symbol_path)
         except mx.MXNetError:
             raise ValueError(f"{symbol_path}: not a symbol MXNet can read") from None
-        try:
-            saved = mx.nd.load(params_path)
-        except mx.MXNetError:
-            raise ValueError(f"{params_path}: not a parameter file, or not a whole one") from None
-        if not isinstance(saved, dict):
-            raise ValueError(f"{params_path}: its parameters have no names")
-        saved = {key.split(":", 1)[-1]: value for key, value in saved.items()}
+        saved = {key.split(":", 1)[-1]: array for key, array in load_arrays(params_path).items()}
         output = _embedding_of(symbol, symbol_path)
         needed = set(output.list_inputs()) - {INPUT}
         if len(needed) == len(output.list_inputs()):
@@ -131,28 +131,29 @@ class _SymbolModel:
         if missing:
             raise ValueError(
                 f"{params_path}: {len(missing)} parameters of {os.path.basename(symbol_path)} are "
-                f"not in it, {', '.join(missing[:3])} among them; is it of another network?"
+                f"not in it, {', '.join(missing[:3])} among them; is it another network's?"
             )
         self._block = mx.gluon.SymbolBlock(output, mx.sym.var(INPUT, dtype="float32"))
         parameters = self._block.collect_params()
         for key in needed:
             parameters[key]._load_init(saved[key], self._contexts)
-        # Memory is planned once for a shape: fresh memory is slow on CPUs.
+        # Memory is planned once per shape: fresh memory is slow on CPUs.
         self._block.hybridize(static_alloc=True, static_shape=True)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
+        mx = mxnet()
         pieces = mx.gluon.utils.split_and_load(
             mx.nd.array(images, dtype=np.float32), self._contexts[: len(images)], even_split=False
         )
         try:
-            found = [self._block(piece) for piece in pieces]
-            rows = np.concatenate([piece.asnumpy() for piece in found])
+            embedded = [self._block(piece) for piece in pieces]
+            embeddings = np.concatenate([piece.asnumpy() for piece in embedded])
         except mx.MXNetError as error:
             raise ValueError(
                 f"{self.name} can't be run on images of {images.shape[2]}x{images.shape[3]}: "
                 f"{_last_line(error)}"
             ) from None
-        return rows.reshape(len(images), -1)
+        return embeddings.reshape(len(images), -1)
 
 
 class _OnnxModel:
@@ -187,12 +188,12 @@ class _OnnxModel:
             images = (images - 127.5) / 127.5
         fixed = self._input.shape[0]
         size = fixed if isinstance(fixed, int) and fixed > 0 else len(images)
-        rows = []
+        embeddings = []
         for start in range(0, len(images), size):
             batch = images[start : start + size]
             padding = np.zeros((size - len(batch), *batch.shape[1:]), np.float32)
             try:
-                found = self._session.run(
+                output = self._session.run(
                     None, {self._input.name: np.concatenate([batch, padding])}
                 )[0]
             except Exception as error:
@@ -200,8 +201,8 @@ class _OnnxModel:
                     f"{self.name} can't be run on images of {images.shape[2]}x{images.shape[3]}, "
                     f"its input is {self._input.shape}: {_last_line(error)}"
                 ) from None
-            rows.append(found.reshape(size, -1)[: len(batch)])
-        return np.concatenate(rows)
+            embeddings.append(output.reshape(size, -1)[: len(batch)])
+        return np.concatenate(embeddings)
 
 
 def _check_files(name: ModelName) -> None:

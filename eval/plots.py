@@ -1,4 +1,4 @@
-"""Figures people put into papers, of one result or of several, as .png, .pdf or .svg.
+"""Draw figures for papers, of one result or of several, as .png, .pdf or .svg.
 
     python eval/plots.py roc arcface.json dsoftmax.json --output roc.pdf
     python eval/plots.py scores dsoftmax.json --output scores.png
@@ -7,10 +7,10 @@
     python eval/plots.py classes initial.npy trained.npy --output classes.pdf
     python eval/plots.py scatter embeddings.npz --output sphere.png
 
-The .json files are what the commands beside this one write with --json; a file may hold several
-results, and each becomes a line named as it is. `classes` draws how the cosines of all pairs of
-class weights (K, D) are distributed, the paper's figure 4, and `scatter` embeddings of width 3 on
-their sphere, figure 1, from a file that holds `embeddings` (n, 3) and `labels` (n,).
+The .json files are those that the other commands in eval/ write with --json. A file may hold
+several results; each becomes a line with the result's name. `classes` draws the distribution of the
+cosines of all pairs of class weights (K, D), the paper's figure 4. `scatter` draws embeddings of
+width 3 on their sphere, figure 1, from a file that holds `embeddings` (n, 3) and `labels` (n,).
 """
 
 from __future__ import annotations
@@ -19,18 +19,19 @@ import argparse
 import json
 import os
 import sys
-from typing import Any, Mapping, NamedTuple, Sequence
+from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
-from matplotlib.figure import Figure
-from matplotlib.ticker import PercentFormatter
 
 from dsoftmax.eval import metrics
-from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.cli import command, make_parser
 from dsoftmax.recognition.common.files import AtomicFile
 
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
 FORMATS = ("png", "pdf", "svg")
-# Told apart when printed in grey, too: by the kind of line beside the colour.
+# Kinds of line beside the colours, so that curves differ when printed in grey, too.
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 LINES = ("-", "--", "-.", ":")
 CLASS_PAIRS = 50_000_000
@@ -54,7 +55,7 @@ class Histogram(NamedTuple):
 def sample_roc(
     genuine: np.ndarray, impostor: np.ndarray, total: int | None = None, highest: float = 1.0
 ) -> Curve:
-    """Take 50 points a decade of the curve, from the rate of a single pair to `highest`."""
+    """Take 50 points per decade of the curve, from the rate of a single pair to `highest`."""
     total = len(impostor) if total is None else total
     lowest = min(1 / total, highest)
     fars = np.geomspace(lowest, highest, 1 + round(50 * np.log10(highest / lowest)))
@@ -73,12 +74,25 @@ def bin_scores(genuine: np.ndarray, impostor: np.ndarray) -> Histogram:
     return Histogram(edges.tolist(), *(share.tolist() for share in shares))
 
 
+def make_figure(width: float, height: float) -> Figure:
+    """Make an empty figure, its size in inches."""
+    from matplotlib.figure import Figure  # takes half a second to import
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def _axes(width: float = 6.0, height: float = 4.2) -> tuple[Figure, Any]:
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = make_figure(width, height)
     axes = figure.subplots()
     axes.grid(alpha=0.3)
     axes.set_axisbelow(True)
     return figure, axes
+
+
+def _show_percent(axes: Any) -> None:
+    from matplotlib.ticker import PercentFormatter
+
+    axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
 def _style(number: int) -> dict[str, Any]:
@@ -103,15 +117,15 @@ def draw_roc(curves: Mapping[str, Curve]) -> Figure:
         xlabel="false accept rate",
         ylabel="true accept rate",
     )
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    _show_percent(axes)
     axes.grid(which="minor", axis="x", alpha=0.12)
     axes.legend(loc="lower right")
     return figure
 
 
 def draw_scores(histograms: Mapping[str, Histogram]) -> Figure:
-    """Draw the distributions of scores, a panel for each result."""
-    figure = Figure(figsize=(6, 1.2 + 2.2 * len(histograms)), layout="constrained")
+    """Draw the distributions of scores, one panel per result."""
+    figure = make_figure(6, 1.2 + 2.2 * len(histograms))
     panels = figure.subplots(len(histograms), sharex=True, squeeze=False)[:, 0]
     for axes, (name, histogram) in zip(panels, histograms.items()):
         kinds = (("different people", histogram.impostor), ("one person", histogram.genuine))
@@ -128,7 +142,7 @@ def draw_scores(histograms: Mapping[str, Histogram]) -> Figure:
                     label=label,
                 )
         axes.set(ylabel="share of the pairs", title=name)
-        axes.yaxis.set_major_formatter(PercentFormatter(1))
+        _show_percent(axes)
         axes.grid(alpha=0.3)
         axes.set_axisbelow(True)
     panels[0].legend()
@@ -142,7 +156,7 @@ def draw_cmc(curves: Mapping[str, Sequence[float]]) -> Figure:
     for number, (name, rates) in enumerate(curves.items()):
         axes.plot(range(1, len(rates) + 1), rates, label=name, **_style(number))
     axes.set(xscale="log", xlabel="rank", ylabel="identification rate")
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    _show_percent(axes)
     axes.xaxis.set_major_formatter(lambda rank, _: f"{rank:g}")
     axes.legend(loc="lower right")
     return figure
@@ -154,7 +168,7 @@ def draw_distractors(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     for number, (name, rates) in enumerate(curves.items()):
         axes.plot(list(rates), list(rates.values()), marker="o", label=name, **_style(number))
     axes.set(xscale="log", xlabel="distractors", ylabel="rank-1 identification rate")
-    axes.yaxis.set_major_formatter(PercentFormatter(1))
+    _show_percent(axes)
     axes.legend(loc="lower left")
     return figure
 
@@ -223,7 +237,7 @@ def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
 
 
 def draw_scatter(embeddings: np.ndarray, labels: np.ndarray, title: str = "") -> Figure:
-    """Draw embeddings on the sphere, a colour a class (the paper's figure 1).
+    """Draw embeddings on the sphere, one colour per class (the paper's figure 1).
 
     Parameters
     ----------
@@ -232,21 +246,21 @@ def draw_scatter(embeddings: np.ndarray, labels: np.ndarray, title: str = "") ->
     """
     if embeddings.ndim != 2 or embeddings.shape[1] != 3:
         raise ValueError(
-            f"embeddings {embeddings.shape} are not of width 3: such a picture takes a network "
+            f"embeddings {embeddings.shape} are not of width 3: this figure needs a network "
             "trained with --emb-size 3"
         )
     points = metrics.normalized(np.asarray(embeddings, np.float64))
-    figure = Figure(figsize=(5, 5), layout="constrained")
+    figure = make_figure(5, 5)
     axes = figure.add_subplot(projection="3d")
     turn, height = np.mgrid[0 : 2 * np.pi : 37j, 0 : np.pi : 19j]
     sphere = (np.cos(turn) * np.sin(height), np.sin(turn) * np.sin(height), np.cos(height))
     axes.plot_wireframe(*sphere, color="grey", alpha=0.15, linewidth=0.5)
     colours = [*COLOURS, "#999999", "#882255", "#44aa99"]
     for number, label in enumerate(np.unique(labels)):
-        own = points[labels == label]
+        of_class = points[labels == label]
         colour = colours[number % len(colours)]
-        axes.scatter(*own.T, s=6, color=colour, label=str(label), depthshade=True)
-        centre = metrics.normalized(own.mean(axis=0, keepdims=True))[0]
+        axes.scatter(*of_class.T, s=6, color=colour, label=str(label), depthshade=True)
+        centre = metrics.normalized(of_class.mean(axis=0, keepdims=True))[0]
         axes.plot(*zip((0, 0, 0), centre), color=colour, linewidth=1.5)
     axes.set_box_aspect((1, 1, 1))
     axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), title=title)
@@ -273,19 +287,22 @@ def save_both(figure: Figure, stem: str) -> None:
 
 def _draw_rank1(rates: Mapping[str, Mapping[str, float]]) -> Figure:
     return draw_distractors(
-        {name: {int(size): rate for size, rate in found.items()} for name, found in rates.items()}
+        {
+            name: {int(size): rate for size, rate in by_size.items()}
+            for name, by_size in rates.items()
+        }
     )
 
 
-def _draw_curves(found: Mapping[str, Mapping]) -> Figure:
-    return draw_roc({name: Curve(**curve) for name, curve in found.items()})
+def _draw_curves(curves: Mapping[str, Mapping]) -> Figure:
+    return draw_roc({name: Curve(**curve) for name, curve in curves.items()})
 
 
-def _draw_histograms(found: Mapping[str, Mapping]) -> Figure:
-    return draw_scores({name: Histogram(**shares) for name, shares in found.items()})
+def _draw_histograms(histograms: Mapping[str, Mapping]) -> Figure:
+    return draw_scores({name: Histogram(**shares) for name, shares in histograms.items()})
 
 
-# What a result of the commands may hold, and how it is drawn.
+# The entries of a command's result that can be drawn, and the functions that draw them.
 OF_RESULTS = {
     "roc": _draw_curves,
     "scores": _draw_histograms,
@@ -295,30 +312,32 @@ OF_RESULTS = {
 
 
 def save_all(results: Sequence[Mapping[str, Any]], folder: str, prefix: str = "") -> None:
-    """Draw all that is in results, several on one figure: roc, scores and so on."""
+    """Draw every kind of entry (roc, scores, …) that results hold, all results on one figure."""
     for kind, draw in OF_RESULTS.items():
-        found = {result["name"]: result[kind] for result in results if kind in result}
-        if found:
-            save_both(draw(found), os.path.join(folder, f"{prefix}{kind}"))
+        entries = {result["name"]: result[kind] for result in results if kind in result}
+        if entries:
+            save_both(draw(entries), os.path.join(folder, f"{prefix}{kind}"))
 
 
 def _read_results(paths: Sequence[str], kind: str) -> dict[str, Any]:
-    """Collect one kind of thing from all results in .json files, by their names."""
-    found: dict[str, Any] = {}
+    """Collect one kind of entry from all results in .json files, by the results' names."""
+    entries: dict[str, Any] = {}
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
                 results = json.load(file)["results"]
         except (ValueError, KeyError, TypeError):
-            raise ValueError(f"{path}: not what the commands of eval write with --json") from None
+            raise ValueError(
+                f"{path}: not a file that a command of eval wrote with --json"
+            ) from None
         stem = os.path.splitext(os.path.basename(path))[0]
         for result in results:
             if kind in result:
                 name = result["name"] if len(paths) == 1 else f"{stem}: {result['name']}"
-                found[name] = result[kind]
-    if not found:
+                entries[name] = result[kind]
+    if not entries:
         raise ValueError(f"{', '.join(paths)}: there is no {kind} in any result")
-    return found
+    return entries
 
 
 def _read_arrays(paths: Sequence[str]) -> dict[str, np.ndarray]:
@@ -344,19 +363,16 @@ def _read_labelled(path: str) -> tuple[np.ndarray, np.ndarray]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="plots", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("plots", __doc__)
     parser.add_argument("kind", choices=[*OF_RESULTS, "classes", "scatter"], help="what to draw")
     parser.add_argument("files", nargs="+", help="results (.json) or arrays (.npy, .npz)")
     parser.add_argument("--output", required=True, help="the figure: .png, .pdf or .svg")
     return parser
 
 
-@command
-def main(argv: list[str] | None = None) -> None:
+@command(parser=build_parser)
+def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    args = build_parser().parse_args(argv)
     if args.kind == "classes":
         figure = draw_classes(_read_arrays(args.files))
     elif args.kind == "scatter":

@@ -1,8 +1,8 @@
 """IJB's templates: faces of one person in several media, pooled into one feature; and their files.
 
-A face's feature becomes the template's as in insightface's protocol: image and mirror image are
-summed (F), the length the network gave it is kept as a sign of quality (N) and multiplied by the
-detector's score (D); the faces of a medium (the frames of a video) are averaged, then the media.
+Features of faces are pooled as in insightface's protocol: image and mirror image are summed (F),
+the length of the embedding is kept as a sign of quality (N) and multiplied by the detector's score
+(D); then the faces of a medium (the frames of a video) are averaged, and then the media.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 
 ROWS_PER_BLOCK = 8192
-PAIRS_PER_BLOCK = 1024  # what two threads work on stays in their caches
-FAILED = -1.0  # the score of a pair one of whose templates has no readable face: the lowest
+PAIRS_PER_BLOCK = 1024  # small enough for the caches of the processor
+FAILED = -1.0  # the score of a pair with a template that has no readable face: the lowest
 
 
 class Faces(NamedTuple):
@@ -52,7 +52,7 @@ class Templates(NamedTuple):
     features: np.ndarray  # (t, D) float32, of length 1; 0 where there is no readable face
 
     def rows(self, ids: np.ndarray, where: str) -> np.ndarray:
-        """Return where templates are; unknown ones are refused, `where` they were asked for."""
+        """Return the rows of templates; refuse unknown ones, naming `where` they come from."""
         rows = np.searchsorted(self.ids, ids)
         known = self.ids[np.minimum(rows, len(self.ids) - 1)] == ids
         if not known.all():
@@ -63,7 +63,7 @@ class Templates(NamedTuple):
 
     @property
     def is_empty(self) -> np.ndarray:
-        """Tell the templates without a readable face, (t,)."""
+        """Which templates have no readable face, (t,) bool."""
         return ~self.features.any(axis=1)
 
 
@@ -87,7 +87,7 @@ def read_faces(path: str) -> Faces:
             names.append(name)
             numbers.append(values)
     if not names:
-        raise ValueError(f"{path}: there is no line in it")
+        raise ValueError(f"{path}: the file is empty")
     table = np.stack(numbers)
     return Faces(names, table[:, :10].reshape(-1, 5, 2), table[:, 10])
 
@@ -110,7 +110,7 @@ def read_members(path: str, names: list[str]) -> Members:
                     f"{path}: line {number} is not `name template medium`: {line.strip()!r}"
                 ) from None
     if not table:
-        raise ValueError(f"{path}: there is no line in it")
+        raise ValueError(f"{path}: the file is empty")
     return Members(*np.array(table, np.int64).T)
 
 
@@ -130,7 +130,7 @@ def read_pairs(path: str) -> Pairs:
 
 
 def read_people(path: str) -> tuple[np.ndarray, np.ndarray]:
-    """Read a csv of templates and whom they show: a heading, then template id, subject id, ….
+    """Read a csv of templates and the people they show: a heading, then template id, subject id, ….
 
     Returns
     -------
@@ -152,11 +152,11 @@ def read_people(path: str) -> tuple[np.ndarray, np.ndarray]:
                 ) from None
             if people.setdefault(template, subject) != subject:
                 raise ValueError(
-                    f"{path}: line {number}: template {template} shows {subject}, and "
-                    f"{people[template]} in a line before"
+                    f"{path}: line {number}: template {template} shows {subject}, but "
+                    f"{people[template]} in an earlier line"
                 )
     if not people:
-        raise ValueError(f"{path}: there is no template in it")
+        raise ValueError(f"{path}: the file holds no template")
     return np.array(list(people), np.int64), np.array(list(people.values()), np.int64)
 
 
@@ -203,12 +203,12 @@ def pool(
     Parameters
     ----------
     views : (n, 2, D) or (n, 1, D)
-        May be mapped from disk: it is read a block at a time. A face of zeros could not be read
-        and counts for nothing.
+        May be mapped from disk: it is read block by block. A face of zeros could not be read and
+        is ignored.
     scores : (n,)
     members : Members
     flip, norm, detector : bool
-        As of `face_features`.
+        See `face_features`.
     """
     order = np.argsort(members.templates, kind="stable")
     faces, media = members.faces[order], members.media[order]
@@ -226,24 +226,26 @@ def pool(
     pooled = np.zeros((len(ids), views.shape[2]), np.float32)
     for start in range(0, len(faces), ROWS_PER_BLOCK):
         block = slice(start, start + ROWS_PER_BLOCK)
-        own = faces[block]
-        features = face_features(views[own], scores[own], flip, norm, detector)
+        in_block = faces[block]
+        features = face_features(views[in_block], scores[in_block], flip, norm, detector)
         bad = np.flatnonzero(~np.isfinite(features).all(axis=1))
         if bad.size:
-            raise ValueError(f"the feature of face {own[bad[0]]} holds NaN or infinite numbers")
+            raise ValueError(
+                f"the feature of face {in_block[bad[0]]} holds NaN or infinite numbers"
+            )
         features *= weights[block, None].astype(np.float32)
         present, first_row = np.unique(rows[block], return_index=True)
-        # A template may go on in the next block, hence the sum of sums.
+        # A template may continue in the next block, hence the sum of sums.
         pooled[present] += np.add.reduceat(features, first_row)
     lengths = np.linalg.norm(pooled, axis=1, keepdims=True)
     return Templates(ids, pooled / np.where(lengths > 0, lengths, 1))
 
 
 def pair_scores(templates: Templates, pairs: Pairs, threads: int = 2) -> np.ndarray:
-    """Return the cosines of pairs of templates, a block at a time, (p,) float32.
+    """Return the cosines of pairs of templates, (p,) float32, computed block by block.
 
-    A pair one of whose templates has no readable face gets the lowest score, -1: a system that
-    finds no face accepts nobody.
+    A pair with a template that has no readable face gets the lowest score, -1: a system that finds
+    no face accepts nobody.
     """
     is_empty = templates.is_empty
 
@@ -261,7 +263,7 @@ def pair_scores(templates: Templates, pairs: Pairs, threads: int = 2) -> np.ndar
     scores = np.empty(len(pairs.issame), np.float32)
     starts = range(0, len(scores), PAIRS_PER_BLOCK)
     with progress(total=len(scores), desc="comparing", unit="pairs") as bar:
-        for start, found in zip(starts, map_ordered(score, starts, threads)):
-            scores[start : start + len(found)] = found
-            bar.update(len(found))
+        for start, cosines in zip(starts, map_ordered(score, starts, threads)):
+            scores[start : start + len(cosines)] = cosines
+            bar.update(len(cosines))
     return scores

@@ -206,7 +206,7 @@ class Plan:
             reason = str(error).strip().splitlines()[-1]
             raise ValueError(f"--network {s.network} can't be made: {reason}") from None
         is_single = s.per_batch_size * sync_devices == 1 and not s.freeze_backbone
-        if is_single and isinstance(network.head[-1], BatchNorm):
+        if is_single and isinstance(network.embedding_layers[-1], BatchNorm):
             raise ValueError(
                 "--per-batch-size 1: the last layer normalizes over the images of a device, and a "
                 "single image has no gradient then: take 2 or more, or --freeze-backbone to train "

@@ -1,8 +1,8 @@
-"""Compile the operators that make a step on CPUs faster; optional, once for a machine.
+"""Compile the operators that make a step on CPUs faster; optional, once per machine.
 
     python tools/build_operators.py
 
-They are used from then on; DSOFTMAX_OPERATORS=0 in the environment goes without.
+They are used from then on; DSOFTMAX_OPERATORS=0 in the environment turns them off.
 """
 
 from __future__ import annotations
@@ -11,30 +11,22 @@ import argparse
 import subprocess
 import sys
 
-from dsoftmax.recognition.common.cli import command
-from dsoftmax.recognition.common.preflight import check_mxnet
+from dsoftmax.recognition.common.cli import command, make_parser
 
-check_mxnet()
-
-from dsoftmax.losses import operators  # noqa: E402
-
-# In a process of its own: this one may hold operators of an older source.
+# In its own process: this one may have loaded operators of an older source.
 TRIAL = "import sys; from dsoftmax.losses import operators; sys.exit(not operators.load())"
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    return argparse.ArgumentParser(
-        prog="build_operators",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    return make_parser("build_operators", __doc__)
 
 
-@command
-def main(argv: list[str] | None = None) -> None:
+@command(parser=build_parser, needs=["mxnet"])
+def main(_: argparse.Namespace) -> None:
     """Run the command."""
-    build_parser().parse_args(argv)
+    from dsoftmax.losses import operators
+
     path = operators.build()
     if subprocess.run([sys.executable, "-W", "ignore", "-c", TRIAL]).returncode:
         path.unlink()

@@ -1,10 +1,11 @@
-"""Start a training of many processes on MXNet's parameter server, here or on several hosts.
+r"""Start a training of many processes on MXNet's parameter server, here or on several hosts.
 
-python tools/launch.py -n 2 -s 2 -- python -u recognition/train.py --kvstore dist_sync
-python tools/launch.py -n 8 --hosts hosts.txt --restart 3 -- python -u train.py --kvstore dist_sync
+    python tools/launch.py -n 2 -s 2 -- python -u recognition/train.py --kvstore dist_sync
+    python tools/launch.py -n 8 --hosts hosts.txt --restart 3 -- \
+        python -u train.py --kvstore dist_sync
 
-What stands after -- is run once as the scheduler, once for each server and once for each worker;
-DMLC_ROLE tells them apart. If one of them dies, all are stopped.
+The command after -- runs once as the scheduler, once per server and once per worker; DMLC_ROLE
+says which one a process is. If one of them dies, all are stopped.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from collections import deque
 from multiprocessing.connection import wait
 from typing import IO, Callable, NamedTuple, Sequence
 
-from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.cli import command, make_parser
 from dsoftmax.recognition.common.parallel import map_ordered
 
 LOCAL = ("localhost", "127.0.0.1")
@@ -86,7 +87,7 @@ class Place(NamedTuple):
 
 
 def read_hosts(path: str) -> list[Host]:
-    """Read a host a line, with ``slots=K`` behind it or not; ``#`` begins a comment."""
+    """Read one host per line, with or without ``slots=K`` after it; ``#`` begins a comment."""
     hosts = []
     with open(path, encoding="utf-8") as file:
         for number, line in enumerate(file, 1):
@@ -585,60 +586,75 @@ def pair(text: str) -> tuple[str, str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="launch",
-        usage="launch [flags] -- command",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+    parser = make_parser("launch", __doc__, usage="launch [flags] -- command")
+    job = parser.add_argument_group("job")
+    job.add_argument(
+        "-n", "--workers", type=whole(1), required=True, help="number of processes that train"
     )
-    add = parser.add_argument
-    add("-n", "--workers", type=whole(1), required=True, help="how many train")
-    add("-s", "--servers", type=whole(1), help="how many hold the parameters; as many by default")
-    add(
-        "--hosts",
-        metavar="FILE",
-        help="a host a line, slots=K behind it for K workers at most; without it all run here",
+    job.add_argument(
+        "-s",
+        "--servers",
+        type=whole(1),
+        help="number of processes that hold the parameters; by default as many as workers",
     )
-    add("--ssh", default="ssh", metavar="COMMAND", help="how to reach them, as 'ssh -p 2222'")
-    add("--port", type=whole(1, 65535), help="the scheduler's; a free one by default")
-    add("--interface", metavar="NAME", help="the network interface; lo if all run here")
-    add(
+    job.add_argument(
         "--restart",
         type=whole(0),
         default=0,
         metavar="N",
-        help="start again with --resume auto, so often",
+        help="after a failure, start again with --resume auto, up to N times",
     )
-    add(
+    job.add_argument(
         "--grace",
         type=whole(0),
         default=60,
         metavar="SECONDS",
-        help="to save and leave, after SIGTERM or Ctrl-C: %(default)s",
+        help="time to save and leave after SIGTERM or Ctrl-C",
     )
-    add(
+    network = parser.add_argument_group("network")
+    network.add_argument(
+        "--hosts",
+        metavar="FILE",
+        help="one host per line, slots=K after it for at most K workers; without it all run here",
+    )
+    network.add_argument(
+        "--ssh", default="ssh", metavar="COMMAND", help="how to reach them, as 'ssh -p 2222'"
+    )
+    network.add_argument(
+        "--port", type=whole(1, 65535), help="the scheduler's; by default a free one"
+    )
+    network.add_argument(
+        "--interface", metavar="NAME", help="the network interface; by default lo if all run here"
+    )
+    network.add_argument(
         "--env",
         type=pair,
         nargs="+",
         action="extend",
         default=[],
         metavar="NAME=VALUE",
-        help="variables for all processes; other hosts get none but these",
+        help="environment variables for all processes; other hosts get no others",
     )
     return parser
 
 
-@command
-def main(argv: list[str] | None = None) -> int:
-    """Run the command."""
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the flags before ``--``; ``args.command`` is what follows."""
     argv = sys.argv[1:] if argv is None else argv
     end = argv.index("--") if "--" in argv else len(argv)
     parser = build_parser()
     args = parser.parse_args(argv[:end])
-    if not argv[end + 1 :]:
-        parser.error("the command to run is missing: it stands behind --")
+    args.command = argv[end + 1 :]
+    if not args.command:
+        parser.error("the command to run is missing: it follows --")
+    return args
+
+
+@command(parse=parse)
+def main(args: argparse.Namespace) -> int:
+    """Run the command."""
     with Signals() as signals:
-        return launch(args, argv[end + 1 :], signals)
+        return launch(args, args.command, signals)
 
 
 if __name__ == "__main__":

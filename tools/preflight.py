@@ -1,4 +1,9 @@
-"""Check that MXNet and OpenCV can be loaded, and print what is installed."""
+"""Check that MXNet and OpenCV can be loaded, and print what is installed.
+
+    python -m dsoftmax.tools.preflight
+
+The exit code is 1 where one of them can't be loaded.
+"""
 
 from __future__ import annotations
 
@@ -7,20 +12,24 @@ import platform
 import sys
 from importlib import metadata
 
-from dsoftmax.recognition.common.preflight import check_mxnet, check_opencv, mxnet_builds
+from dsoftmax.recognition.common.cli import command, make_parser
+from dsoftmax.recognition.common.preflight import mxnet, mxnet_builds, opencv
 
 
-def main(argv: list[str] | None = None) -> int:
-    """Print what is installed; the exit code is 1 where something that is needed is not."""
-    argparse.ArgumentParser(prog="preflight", description=__doc__.split("\n")[0]).parse_args(argv)
+def build_parser() -> argparse.ArgumentParser:
+    """Describe the command line."""
+    return make_parser("preflight", __doc__)
+
+
+@command(parser=build_parser)
+def main(_: argparse.Namespace) -> int:
+    """Run the command."""
     print(f"Python {platform.python_version()}")
     try:
-        check_opencv()
-        check_mxnet()
+        cv2, mx = opencv(), mxnet()
     except ImportError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
-    cv2, mx = sys.modules["cv2"], sys.modules["mxnet"]
     print(f"numpy {metadata.version('numpy')}, OpenCV {cv2.__version__}")
     print(f"{' '.join(mxnet_builds()) or 'mxnet'} {mx.__version__}, {mx.context.num_gpus()} GPUs")
     return 0

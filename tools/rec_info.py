@@ -1,4 +1,4 @@
-"""Tell what a dataset holds: identities, images, bad records, gaps in the labels.
+"""Describe a dataset: identities, images, bad records, gaps in the labels.
 
 python tools/rec_info.py --input faces_emore
 python tools/rec_info.py --input faces_emore --plot histogram.png --json
@@ -16,8 +16,9 @@ import numpy as np
 from dsoftmax.eval import plots
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
+    add_threads_flag,
     command,
-    default_threads,
+    make_parser,
     print_json,
     some_of,
 )
@@ -36,8 +37,8 @@ def find_bad_images(records: Records, threads: int) -> dict[int, str]:
     Returns
     -------
     dict of int to str
-        The images that can't be read or decoded, or whose label is not that of their identity,
-        and why.
+        The images that can't be read or decoded, or whose label differs from their identity's, and
+        why.
     """
     labels = records.labels
 
@@ -57,14 +58,14 @@ def find_bad_images(records: Records, threads: int) -> dict[int, str]:
     starts = range(0, len(records), IMAGES_PER_TASK)
     bad: dict[int, str] = {}
     with progress(None, total=len(records), desc="decoding", unit="images") as bar:
-        for start, found in zip(starts, map_ordered(check, starts, threads)):
-            bad.update(found)
+        for start, bad_here in zip(starts, map_ordered(check, starts, threads)):
+            bad.update(bad_here)
             bar.update(min(IMAGES_PER_TASK, len(records) - start))
     return bad
 
 
 def describe(records: Records, bad_images: dict[int, str] | None) -> dict[str, Any]:
-    """Summarise a dataset as JSON-able values; None for bad images that were not looked for."""
+    """Summarize a dataset as values for JSON; `bad_images` is None if nobody looked for them."""
     per_label = np.bincount(records.labels)
     per_identity = per_label[per_label > 0]
     counts, identities = np.unique(per_identity, return_counts=True)
@@ -114,16 +115,15 @@ def one_line(info: dict[str, Any]) -> str:
 
 def plot_histogram(info: dict[str, Any], path: str) -> None:
     """Draw how many identities have how many images."""
-    from matplotlib.figure import Figure
     from matplotlib.ticker import ScalarFormatter
 
     counts = np.array(list(info["images_per_identity"]["histogram"].items()))
     most = counts[:, 0].max()
-    is_long = most > 40  # a tail of large identities shows on logarithmic axes alone
+    is_long = most > 40  # a tail of large identities is only visible on logarithmic axes
     bins = (
         np.unique(np.geomspace(1, most + 1, 40).astype(int)) if is_long else np.arange(1, most + 2)
     )
-    figure = Figure(figsize=(7, 4), layout="constrained")
+    figure = plots.make_figure(7, 4)
     axes = figure.subplots()
     axes.hist(counts[:, 0], bins - 0.5, weights=counts[:, 1], color="#4477aa", edgecolor="white")
     axes.set(
@@ -142,30 +142,27 @@ def plot_histogram(info: dict[str, Any], path: str) -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="rec_info", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    parser = make_parser("rec_info", __doc__)
     parser.add_argument("--input", required=True, help="the dataset's folder or .rec file")
     add_json_flag(parser)
     parser.add_argument("--plot", metavar="FILE", help="draw the images per identity (.png, .pdf)")
     parser.add_argument(
         "--no-decode",
         action="store_true",
-        help="look at the labels alone: at once, but broken images are not found",
+        help="read the labels only: fast, but does not find broken images",
     )
     parser.add_argument(
         "--rebuild-index",
         action="store_true",
-        help="first write the .idx anew, by walking over the .rec",
+        help="first write a new .idx, by reading the whole .rec",
     )
-    parser.add_argument("--threads", type=int, default=default_threads(), help="%(default)s")
+    add_threads_flag(parser)
     return parser
 
 
-@command
-def main(argv: list[str] | None = None) -> None:
+@command(parser=build_parser)
+def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    args = build_parser().parse_args(argv)
     if args.rebuild_index:
         rebuild_index(args.input)
     records = Records(args.input)

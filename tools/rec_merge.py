@@ -1,13 +1,14 @@
-"""Join datasets into one, and leave out the identities they share.
+r"""Join datasets into one, and leave out the identities they share.
 
     python tools/rec_merge.py --include faces_emore,megaface2 --output joint
     python tools/rec_merge.py --include faces_emore,megaface2 --output joint \
         --embeddings emore.npy,megaface2.npy --exclude lfw.npy
 
-Identities are numbered anew, 0, 1, ..., set after set. Where embeddings are given (a row an image,
-in the order of the set), an identity whose centre is near one of an *earlier* set is taken for the
-same person and left out, and so is one near a row of --exclude (embeddings of test images, or
-centres). What became of each identity is written to identities.csv beside the result.
+Identities are numbered anew, 0, 1, ..., one dataset after the other. If embeddings are given (one
+row per image, in the order of the dataset), an identity whose centre is near one of an *earlier*
+dataset is considered the same person and left out, and so is one near a row of --exclude
+(embeddings of test images, or centres). identities.csv, beside the result, lists all identities
+with their new labels, or why they were left out.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.eval.metrics import normalized
-from dsoftmax.recognition.common.cli import command
+from dsoftmax.recognition.common.cli import command, make_parser
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.records import Records, RecordWriter
@@ -30,16 +31,16 @@ ROWS_PER_BLOCK = 4096
 
 
 class Identity(NamedTuple):
-    """One class of one of the sets, and what became of it."""
+    """One class of one of the datasets, and whether it is kept."""
 
-    dataset: int  # number of the set
+    dataset: int  # number of the dataset
     old_label: int
-    images: np.ndarray  # numbers of its images in the set
-    left_out_for: str = ""  # whom it was taken for; empty where it was kept
+    images: np.ndarray  # numbers of its images in the dataset
+    left_out_for: str = ""  # the person it is considered to be; empty if it is kept
 
 
 def identity_centres(labels: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
-    """Average the normalised embeddings of each identity.
+    """Average the normalized embeddings of each identity.
 
     Parameters
     ----------
@@ -49,7 +50,7 @@ def identity_centres(labels: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     Returns
     -------
     (identities, D) float32
-        Normalised, a row an identity in the order of their labels.
+        Normalized, one row per identity in the order of their labels.
     """
     order = np.argsort(labels, kind="stable")
     identities, identity_of_image = np.unique(labels[order], return_inverse=True)
@@ -57,7 +58,7 @@ def identity_centres(labels: np.ndarray, embeddings: np.ndarray) -> np.ndarray:
     for start in range(0, len(order), ROWS_PER_BLOCK):
         rows = slice(start, start + ROWS_PER_BLOCK)
         present, first_row = np.unique(identity_of_image[rows], return_index=True)
-        # An identity may go on in the next block, hence the sum of sums.
+        # An identity may continue in the next block, hence the sum of sums.
         centres[present] += np.add.reduceat(normalized(embeddings[order[rows]]), first_row)
     return normalized(centres)
 
@@ -69,7 +70,7 @@ def nearest(queries: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.nda
     ----------
     queries : (q, D) float32
     others : (n, D) float32
-        Both normalised.
+        Both normalized.
 
     Returns
     -------
@@ -82,10 +83,10 @@ def nearest(queries: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.nda
             rows = slice(q, q + ROWS_PER_BLOCK)
             for start in range(0, len(others), ROWS_PER_BLOCK):
                 cosines = queries[rows] @ others[start : start + ROWS_PER_BLOCK].T
-                found = cosines.argmax(axis=1)
-                values = np.take_along_axis(cosines, found[:, None], axis=1)[:, 0]
+                places = cosines.argmax(axis=1)
+                values = np.take_along_axis(cosines, places[:, None], axis=1)[:, 0]
                 better = values > best[rows]
-                index[rows][better] = start + found[better]
+                index[rows][better] = start + places[better]
                 best[rows][better] = values[better]
             bar.update(len(queries[rows]))
     return index, best
@@ -99,39 +100,39 @@ def select_identities(
     overlap: float = 0.3,
     exclude_overlap: float = 0.4,
 ) -> list[Identity]:
-    """List the identities of all sets in order, and mark those that are left out.
+    """List the identities of all datasets in order, and mark those to leave out.
 
     Parameters
     ----------
     datasets, names : sequences
-        The sets and what they are called in the report.
+        The datasets and their names in the report.
     embeddings : sequence of (images, D) arrays, optional
-        A row for each image of the respective set.
+        One row per image of the respective dataset.
     excluded : (n, D), optional
         Embeddings of people who must not be in the result.
     overlap, exclude_overlap : float
-        The cosine from which two identities of different sets are one person, and from which an
-        identity is one of the excluded.
+        The cosine from which two identities of different datasets are one person, and from which
+        an identity is one of the excluded people.
     """
     identities: list[Identity] = []
     kept_centres: list[np.ndarray] = []
     kept_names: list[str] = []
     for number, (records, name) in enumerate(zip(datasets, names)):
-        found = list(_identities_of(records, number))
+        candidates = list(_identities_of(records, number))
         if embeddings is not None:
             centres = identity_centres(records.labels, embeddings[number])
             if excluded is not None:
                 row, cosine = nearest(centres, normalized(excluded))
                 people = [f"excluded row {other}" for other in row]
-                found = _mark(found, people, cosine, exclude_overlap)
+                candidates = _mark(candidates, people, cosine, exclude_overlap)
             if kept_names:
                 other, cosine = nearest(centres, np.concatenate(kept_centres))
                 people = [kept_names[place] for place in other]
-                found = _mark(found, people, cosine, overlap)
-            kept = [place for place, identity in enumerate(found) if not identity.left_out_for]
+                candidates = _mark(candidates, people, cosine, overlap)
+            kept = [place for place, identity in enumerate(candidates) if not identity.left_out_for]
             kept_centres.append(centres[kept])
-            kept_names += [f"{name} identity {found[place].old_label}" for place in kept]
-        identities += found
+            kept_names += [f"{name} identity {candidates[place].old_label}" for place in kept]
+        identities += candidates
     return identities
 
 
@@ -142,12 +143,14 @@ def _identities_of(records: Records, number: int) -> Iterator[Identity]:
         yield Identity(number, int(label), images)
 
 
-def _mark(found: list[Identity], people: list[str], cosine, threshold: float) -> list[Identity]:
+def _mark(
+    candidates: list[Identity], people: list[str], cosine, threshold: float
+) -> list[Identity]:
     return [
         identity._replace(left_out_for=f"{person} (cosine {value:.3f})")
         if value >= threshold and not identity.left_out_for
         else identity
-        for identity, person, value in zip(found, people, cosine)
+        for identity, person, value in zip(candidates, people, cosine)
     ]
 
 
@@ -164,11 +167,11 @@ def merge(
     Parameters
     ----------
     datasets, names, identities
-        As of `select_identities`.
+        See `select_identities`.
     output : str
     shuffle_seed : int, optional
-        Write nothing but images, in a random order of this seed, for readers that read a file from
-        its beginning to its end, as MXNet's ``ImageRecordIter``.
+        Write only images, in a random order of this seed, for readers that read a file from
+        beginning to end, as MXNet's ``ImageRecordIter`` does.
 
     Returns
     -------
@@ -177,8 +180,8 @@ def merge(
     """
     sizes = {records.image_size for records in datasets}
     if len(sizes) > 1:
-        told = ", ".join(f"{name} {records.image_size}" for name, records in zip(names, datasets))
-        raise ValueError(f"the sets have images of different sizes (height, width): {told}")
+        listed = ", ".join(f"{name} {records.image_size}" for name, records in zip(names, datasets))
+        raise ValueError(f"the sets have images of different sizes (height, width): {listed}")
     kept = [identity for identity in identities if not identity.left_out_for]
     if not kept:
         raise ValueError("no identity is left")
@@ -237,41 +240,40 @@ def load_embeddings(path: str, rows: int | None = None) -> np.ndarray:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="rec_merge", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    parser = make_parser("rec_merge", __doc__)
+    files = parser.add_argument_group("files")
+    files.add_argument("--include", required=True, help="the datasets, separated by commas")
+    files.add_argument("--output", required=True, help="folder of the result")
+    files.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    files.add_argument(
+        "--shuffle",
+        type=int,
+        metavar="SEED",
+        help="write only images, in random order, as MXNet's ImageRecordIter reads them",
     )
-    parser.add_argument("--include", required=True, help="the sets, separated by commas")
-    parser.add_argument("--output", required=True, help="folder of the result")
-    parser.add_argument("--embeddings", help="a .npy file a set, separated by commas")
-    parser.add_argument("--exclude", help=".npy files of people to leave out, separated by commas")
-    parser.add_argument(
+    overlap = parser.add_argument_group("people to leave out")
+    overlap.add_argument("--embeddings", help="one .npy file per dataset, separated by commas")
+    overlap.add_argument("--exclude", help=".npy files of people to leave out, separated by commas")
+    overlap.add_argument(
         "--overlap",
         "--param1",
         type=float,
         default=0.3,
-        help="cosine from which identities of two sets are one person; %(default)s",
+        help="cosine from which identities of two datasets are one person",
     )
-    parser.add_argument(
+    overlap.add_argument(
         "--exclude-overlap",
         "--param2",
         type=float,
         default=0.4,
-        help="cosine from which an identity is one of --exclude; %(default)s",
+        help="cosine from which an identity is one of --exclude",
     )
-    parser.add_argument(
-        "--shuffle",
-        type=int,
-        metavar="SEED",
-        help="write images alone, in random order, as MXNet's ImageRecordIter reads them",
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
     return parser
 
 
-@command
-def main(argv: list[str] | None = None) -> None:
+@command(parser=build_parser)
+def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    args = build_parser().parse_args(argv)
     names = args.include.split(",")
     if len(set(names)) < len(names):
         raise ValueError(f"--include: a set is named twice in {args.include!r}")

@@ -12,40 +12,36 @@ from __future__ import annotations
 import argparse
 import sys
 
-from dsoftmax.recognition.common.cli import command, default_threads
-from dsoftmax.recognition.data.synthetic import make_dataset
+from dsoftmax.recognition.common.cli import add_threads_flag, command, make_parser
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="synthetic_faces",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    parser = make_parser("synthetic_faces", __doc__)
     parser.add_argument("--output", required=True, help="folder of the dataset")
-    parser.add_argument("--identities", type=int, default=1000, help="in training; %(default)s")
-    parser.add_argument("--images", type=int, default=20, help="of each; %(default)s")
-    parser.add_argument("--val-identities", type=int, default=200, help="in pairs; %(default)s")
-    parser.add_argument(
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
+    parser.add_argument("--seed", type=int, default=1, help="of all random choices")
+    parser.add_argument("--size", type=int, default=112, help="height and width of the images")
+    add_threads_flag(parser, "processes that draw")
+    training = parser.add_argument_group("training")
+    training.add_argument("--identities", type=int, default=1000, help="number of people")
+    training.add_argument("--images", type=int, default=20, help="images per person")
+    pairs = parser.add_argument_group("verification")
+    pairs.add_argument("--val-identities", type=int, default=200, help="number of other people")
+    pairs.add_argument(
         "--pairs",
         type=int,
         default=1200,
-        help="in val.bin, a multiple of 20, half of them of one person; %(default)s",
+        help="pairs in val.bin, a multiple of 20, half of them of one person",
     )
-    parser.add_argument("--seed", type=int, default=1, help="%(default)s")
-    parser.add_argument("--size", type=int, default=112, help="height and width; %(default)s")
-    parser.add_argument(
-        "--threads", type=int, default=default_threads(), help="processes that draw; %(default)s"
-    )
-    parser.add_argument("--overwrite", action="store_true", help="replace a dataset that is there")
     return parser
 
 
-@command
-def main(argv: list[str] | None = None) -> None:
+@command(parser=build_parser, needs=["opencv"])
+def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    args = build_parser().parse_args(argv)
+    from dsoftmax.recognition.data.synthetic import make_dataset
+
     summary = make_dataset(**vars(args))
     print(
         f"{summary['images']} images of {summary['identities']} identities and {summary['pairs']} "

@@ -1,7 +1,9 @@
-"""Tell whether saved states are what was written, and if not, which file and which block is not.
+"""Check that saved states are undamaged; if not, name the damaged files and blocks.
 
-python tools/verify_state.py --state models/r50-dsoftmax-emore
-python tools/verify_state.py --state models/r50-dsoftmax-emore/states/state-00020000 --json
+    python tools/verify_state.py --state models/r50-dsoftmax-emore
+    python tools/verify_state.py --state models/r50-dsoftmax-emore/states/state-00020000 --json
+
+The exit code is 1 if a state is damaged.
 """
 
 from __future__ import annotations
@@ -11,35 +13,41 @@ import os
 import sys
 from typing import Any, Callable
 
-from dsoftmax.recognition.common.cli import add_json_flag, command, print_json, some_of
+from dsoftmax.recognition.common.cli import (
+    add_json_flag,
+    command,
+    make_parser,
+    print_json,
+    some_of,
+)
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.states import DESCRIPTION, FILES, UnknownFormatError, check_state
 
 
 def find_states(folder: str) -> list[str]:
-    """Return the paths of the states in a state's, a run's or its states' folder, by name.
+    """Return the paths of all states in the folder of a state, a run or a run's states, by name.
 
-    Damaged states that a run has set aside, and half-written ones, are among them.
+    They include damaged states that a run has set aside, and half-written ones.
     """
     if any(os.path.exists(os.path.join(folder, name)) for name in (DESCRIPTION, *FILES)):
         return [folder]
     inner = os.path.join(folder, "states")
     if os.path.isdir(inner):
         folder = inner
-    found = [
+    paths = [
         entry.path
         for entry in os.scandir(folder)
         if entry.is_dir() and entry.name.startswith("state-")
     ]
-    if not found:
+    if not paths:
         raise FileNotFoundError(
             f"{folder}: there are no states in it; give the folder of a state or of a run"
         )
-    return sorted(found)
+    return sorted(paths)
 
 
 def verify(paths: list[str]) -> list[dict[str, Any]]:
-    """Check states; return what was found of each, as JSON-able values."""
+    """Check states; return one result per state, as values for JSON."""
     read = 0
 
     def report(count: int) -> None:
@@ -73,42 +81,39 @@ def _size(path: str) -> int:
 
 
 def lines(state: dict[str, Any]) -> str:
-    """Say what was found of a state."""
+    """Lay out the result of one state."""
     if not state["is_sound"]:
         problems = [f"{problem['file']}: {problem['why']}" for problem in state["problems"]]
         return f"{state['path']}: damaged\n{some_of(problems)}"
-    found = f"{state['path']}: sound, step {state['step']}, {state['bytes']:,} bytes"
+    line = f"{state['path']}: sound, step {state['step']}, {state['bytes']:,} bytes"
     if not state["has_checksums"]:
-        found += "; it has no checksums: only sizes were checked"
-    return found
+        line += "; it has no checksums: only sizes were checked"
+    return line
 
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = argparse.ArgumentParser(
-        prog="verify_state",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        epilog="The exit code is 1 where a state is not sound.",
-    )
+    parser = make_parser("verify_state", __doc__)
     parser.add_argument(
-        "--state", required=True, metavar="FOLDER", help="a state's folder, or a run's: all of them"
+        "--state",
+        required=True,
+        metavar="FOLDER",
+        help="folder of a state, or of a run: all states",
     )
     add_json_flag(parser)
     return parser
 
 
-@command
-def main(argv: list[str] | None = None) -> int:
+@command(parser=build_parser)
+def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    args = build_parser().parse_args(argv)
-    found = verify(find_states(args.state))
+    results = verify(find_states(args.state))
     if args.json:
-        print_json(found, args.json)
+        print_json(results, args.json)
     else:
-        for state in found:
+        for state in results:
             print(lines(state))
-    return 0 if all(state["is_sound"] for state in found) else 1
+    return 0 if all(state["is_sound"] for state in results) else 1
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""MXNet's ``.params`` files, written block by block, so that a full disk is an error.
+"""MXNet's ``.params`` files, written block by block, so that a full disk is an error, and read.
 
-``nd.save`` returns without an error where the disk takes all but the last kilobytes, and it needs
-each array whole. What is written here is the same, byte for byte, for arrays on ``cpu(0)``:
+``nd.save`` returns without an error if the disk has no room for the last kilobytes, and it needs
+each array as a whole. The files written here are the same, byte for byte, for arrays on ``cpu(0)``:
 
     uint64 0x112, uint64 0, uint64 number of arrays
     each array:  uint32 0xF993FAC9, int32 0 (dense), int32 number of axes, int64 length of each,
-                 int32 1, int32 0 (that is cpu(0)), int32 type, its numbers
+                 int32 1, int32 0 (for cpu(0)), int32 type, its numbers
     uint64 number of names
     each name:   uint64 number of bytes, UTF-8
 
@@ -15,24 +15,26 @@ Arrays on other devices are written as if on ``cpu(0)``: files don't depend on t
 from __future__ import annotations
 
 import math
+import os
 import struct
 from typing import IO, Any, Iterable, Mapping, NamedTuple
 
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
+from dsoftmax.recognition.common.preflight import mxnet
 
 _TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")  # 0, 1, ...
 
 
 class Blocks(NamedTuple):
-    """A float32 array too large to hold it twice: its rows are read once, as they are written.
+    """A float32 array too large to be copied: its rows are read once, while they are written.
 
     Attributes
     ----------
     shape : (n, ...)
     parts : iterable of (some, ...)
-        One below the other they are the array.
+        The rows of the array, in order.
     """
 
     shape: tuple[int, ...]
@@ -41,7 +43,7 @@ class Blocks(NamedTuple):
 
 
 def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
-    """Save arrays by name, as ``nd.save`` does; the file is complete or absent.
+    """Save arrays by name, in the format of ``nd.save``; the file is complete or absent.
 
     Parameters
     ----------
@@ -52,8 +54,38 @@ def save_arrays(path: str, arrays: Mapping[str, Any]) -> None:
         write_arrays(file, arrays)
 
 
+def load_arrays(path: str | os.PathLike) -> dict[str, Any]:
+    """Load arrays by name, as `save_arrays` or MXNet saved them.
+
+    Parameters
+    ----------
+    path : path
+
+    Returns
+    -------
+    dict of str to NDArray
+        On ``cpu(0)``.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, is no parameter file, or holds arrays without names.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path}: there is no such file")
+    mx = mxnet()
+    try:
+        arrays = mx.nd.load(path)
+    except mx.MXNetError:
+        raise ValueError(f"{path}: not a parameter file, or not a whole one") from None
+    if not isinstance(arrays, dict):
+        raise ValueError(f"{path}: its parameters have no names")
+    return arrays
+
+
 def write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
-    """Write what `save_arrays` saves to an open file."""
+    """Write arrays by name to an open file, in the format of ``nd.save``."""
     file.write(struct.pack("<3Q", 0x112, 0, len(arrays)))
     for name, array in arrays.items():
         file.write(_header(array))

@@ -1,4 +1,4 @@
-"""Checks of what users give, whose errors name what was found, what is legal and what is near."""
+"""Check values that users give; errors name the value, the legal range and similar names."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ def at_least(name: str, value: float, least: float, above: bool = False) -> None
     Parameters
     ----------
     name : str
-        What the user calls it.
+        The user's name of the value.
     value : float
     least : float
     above : bool
-        Whether `least` itself is illegal, too.
+        Whether `least` itself is refused, too.
     """
     if not math.isfinite(value) or not (value > least if above else value >= least):
         raise ValueError(f"{name} must be {'above' if above else 'at least'} {least}, not {value}")
 
 
 def whole_number(name: str, value: float, least: int) -> None:
-    """Refuse what is no whole number, or one below the least legal one."""
+    """Refuse a number that is not whole, or below the least legal one."""
     if value != int(value) or value < least:
         raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
 
 
 def did_you_mean(name: str, legal: Iterable[str]) -> str:
-    """Return what to say about a name that is not legal: names near to it, and all legal ones.
+    """Return the end of an error about an unknown name: similar names, and all legal ones.
 
     Examples
     --------

@@ -1,4 +1,4 @@
-"""What every command shares: errors in one line, numbers people can read."""
+"""Functions that every command uses: parsing, errors in one line, ``--json``."""
 
 from __future__ import annotations
 
@@ -9,23 +9,65 @@ import math
 import os
 import sys
 from fractions import Fraction
-from typing import Any, Callable
+from typing import Any, Callable, Sequence
 
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.preflight import require
 
 
-def command(main: Callable) -> Callable[..., int]:
-    """Turn a command's expected failures into one line on stderr and exit code 2.
+def command(
+    main: Callable | None = None,
+    *,
+    parser: Callable[[], argparse.ArgumentParser] | None = None,
+    parse: Callable[[list[str] | None], Any] | None = None,
+    needs: Sequence[str] = (),
+) -> Callable:
+    """Turn a function into a command: parse the flags, check the libraries, run, report errors.
 
-    ``main(argv=None)`` parses, calls and prints. A ``ValueError`` (bad input), an ``OSError``
-    (files, disks) or an ``ImportError`` (an extra that is not installed) is the user's to mend
-    and needs no traceback; anything else is a defect and keeps its own.
+    A ``ValueError`` (bad input), an ``OSError`` (files, disks) or an ``ImportError`` (a library
+    that is missing) is for the user to mend: it becomes one line on stderr and exit code 2. Any
+    other exception is a defect and keeps its traceback.
+
+    Parameters
+    ----------
+    main : callable
+        ``main(args)``, which calls the library and prints; its exit code, or None for 0.
+    parser : callable, optional
+        Returns the parser that makes `args`.
+    parse : callable, optional
+        Makes `args` of the arguments, where that takes more than a parser. Without either, `main`
+        gets the arguments unparsed.
+    needs : sequence of {"mxnet", "opencv"}
+        Libraries without which the command can't work. They are imported after the flags were
+        parsed, so that ``--help`` and mistyped flags are answered at once.
+
+    Returns
+    -------
+    callable
+        ``main(argv=None)``, which returns the exit code.
+
+    Examples
+    --------
+    >>> @command(parser=lambda: argparse.ArgumentParser(prog="greet"))
+    ... def main(args):
+    ...     print("hello")
+    >>> main([])
+    hello
+    0
     """
+    if main is None:
+        return functools.partial(command, parser=parser, parse=parse, needs=needs)
+    if parser:
+
+        def parse(argv):
+            return parser().parse_args(argv)
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
         try:
-            return main(argv) or 0
+            args = parse(argv) if parse else argv
+            require(needs)
+            return main(args) or 0
         except BrokenPipeError:  # `command | head`: the reader has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
@@ -42,20 +84,55 @@ def command(main: Callable) -> Callable[..., int]:
     return run
 
 
-def add_json_flag(parser: argparse.ArgumentParser) -> None:
-    """Add ``--json [FILE]``: for machines, instead of what is printed for people."""
+class _Help(argparse.RawDescriptionHelpFormatter):
+    """Keeps the line breaks of the description and appends the default to the help of a flag."""
+
+    def _get_help_string(self, action: argparse.Action) -> str:
+        text, default = action.help or "", action.default
+        is_switch = default is None or default is False or default in ("", [], argparse.SUPPRESS)
+        if is_switch or "default" in text:
+            return text
+        if isinstance(default, (list, tuple)):
+            default = " ".join(map(str, default))
+        return f"{text} (default: {default})".lstrip()
+
+
+def make_parser(name: str, description: str, **options: Any) -> argparse.ArgumentParser:
+    """Make a parser whose help shows the default of each flag.
+
+    Parameters
+    ----------
+    name : str
+        The command's.
+    description : str
+        The docstring of its module, with at least one example.
+    **options
+        Other arguments of ``argparse.ArgumentParser``.
+    """
+    return argparse.ArgumentParser(
+        prog=name, description=description, formatter_class=_Help, **options
+    )
+
+
+def add_json_flag(parser: argparse._ActionsContainer) -> None:
+    """Add ``--json [FILE]``, which writes all results as JSON."""
     parser.add_argument(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write everything found as JSON to a file, or print it",
+        help="write all results as JSON to FILE, or print them if FILE is left out",
     )
 
 
-def print_json(found: Any, path: str) -> None:
-    """Write what ``--json`` asks for to its file, or to stdout for "-"."""
-    text = json.dumps(_finite(found), indent=2, allow_nan=False) + "\n"
+def add_threads_flag(parser: argparse._ActionsContainer, what: str = "decoding threads") -> None:
+    """Add ``--threads``, by default the number of cores."""
+    parser.add_argument("--threads", type=int, default=default_threads(), metavar="N", help=what)
+
+
+def print_json(results: Any, path: str) -> None:
+    """Write results to the file that ``--json`` names, or to stdout for "-"."""
+    text = json.dumps(_finite(results), indent=2, allow_nan=False) + "\n"
     if path == "-":
         sys.stdout.write(text)
         return
@@ -63,13 +140,13 @@ def print_json(found: Any, path: str) -> None:
         file.write(text)
 
 
-def _finite(found: Any) -> Any:
-    """Put null in the place of NaN and infinity, which JSON does not know."""
-    if isinstance(found, dict):
-        return {key: _finite(value) for key, value in found.items()}
-    if isinstance(found, (list, tuple)):
-        return [_finite(value) for value in found]
-    return None if isinstance(found, float) and not math.isfinite(found) else found
+def _finite(results: Any) -> Any:
+    """Replace NaN and infinity, which JSON does not know, by null."""
+    if isinstance(results, dict):
+        return {key: _finite(value) for key, value in results.items()}
+    if isinstance(results, (list, tuple)):
+        return [_finite(value) for value in results]
+    return None if isinstance(results, float) and not math.isfinite(results) else results
 
 
 def default_threads() -> int:
@@ -102,7 +179,7 @@ def rate(text: str) -> float:
 
 
 def some_of(entries: list[str], most: int = 10) -> str:
-    """Lay out the first of many messages, a line each, and count the rest."""
+    """Lay out the first of many messages, one per line, and count the rest."""
     lines = [f"  {entry}" for entry in entries[:most]]
     if len(entries) > most:
         lines.append(f"  ... and {len(entries) - most} more")

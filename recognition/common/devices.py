@@ -1,15 +1,19 @@
-"""Which devices a run uses: by flag, or by CUDA_VISIBLE_DEVICES as insightface's scripts do."""
+"""Choose devices by flag, or by CUDA_VISIBLE_DEVICES as insightface's scripts do."""
 
 from __future__ import annotations
 
 import os
 import re
+from typing import TYPE_CHECKING
 
-import mxnet as mx
+from dsoftmax.recognition.common.preflight import mxnet
+
+if TYPE_CHECKING:
+    import mxnet as mx
 
 
 def contexts(devices: str | None = None) -> list[mx.Context]:
-    """Return the contexts a flag names.
+    """Return the contexts that a flag names.
 
     Parameters
     ----------
@@ -22,23 +26,24 @@ def contexts(devices: str | None = None) -> list[mx.Context]:
     >>> contexts("cpu:2")
     [cpu(0), cpu(1)]
     """
+    mx = mxnet()
     if not devices:
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").strip()
         # -1 hides all GPUs, as it does to CUDA.
         ids = [part for part in visible.split(",") if part.strip() and part.strip()[0] != "-"]
         return [mx.gpu(i) for i in range(len(ids))] or [mx.cpu(0)]
-    found = re.fullmatch(r"(cpu|gpu)(?::([1-9]\d*))?", devices)
-    if not found:
+    match = re.fullmatch(r"(cpu|gpu)(?::([1-9]\d*))?", devices)
+    if not match:
         raise ValueError(f"devices are cpu, gpu, cpu:2, gpu:8 or the like, not {devices!r}")
-    kind, count = found.groups()
+    kind, count = match.groups()
     return [mx.Context(kind, i) for i in range(int(count or 1))]
 
 
 def usable_contexts(devices: str | None = None) -> list[mx.Context]:
-    """Return the contexts a flag names, as `contexts`, but refuse GPUs MXNet does not see."""
-    found = contexts(devices)
-    wanted = sum(context.device_type == "gpu" for context in found)
-    there = mx.context.num_gpus() if wanted else 0
+    """Return the contexts that a flag names, but refuse GPUs that MXNet does not see."""
+    chosen = contexts(devices)
+    wanted = sum(context.device_type == "gpu" for context in chosen)
+    there = mxnet().context.num_gpus() if wanted else 0
     if wanted > there:
         source = f"--devices {devices}" if devices else "CUDA_VISIBLE_DEVICES"
         raise ValueError(
@@ -46,7 +51,7 @@ def usable_contexts(devices: str | None = None) -> list[mx.Context]:
             "this the CUDA build with its driver (python -m dsoftmax.tools.preflight)? An empty "
             "CUDA_VISIBLE_DEVICES takes the CPU"
         )
-    return found
+    return chosen
 
 
 def gpu_contexts(ids: str | None) -> list[mx.Context]:
@@ -56,6 +61,7 @@ def gpu_contexts(ids: str | None) -> list[mx.Context]:
     """
     if ids is None:
         return usable_contexts()
+    mx = mxnet()
     if ids.strip() == "-1":
         return [mx.cpu(0)]
     if not re.fullmatch(r"\d+(,\d+)*", ids):

@@ -14,7 +14,7 @@ _PARTIAL = re.compile(r".+\.(\d+)\.part")  # the temporary names below, with the
 
 
 class FullDiskError(OSError):
-    """There is no room for a file. The message names it, what it needs and what is free."""
+    """A disk is full. The message names the file, its size and the free space."""
 
     def __str__(self) -> str:
         return self.strerror
@@ -22,14 +22,14 @@ class FullDiskError(OSError):
 
 @contextlib.contextmanager
 def explain_full_disk(path: str, needed: int | None = None) -> Iterator[None]:
-    """Raise a `FullDiskError` where a write finds no room.
+    """Raise a `FullDiskError` if the disk is full.
 
     Parameters
     ----------
     path : str
-        What is written.
+        The file that is written.
     needed : int, optional
-        Its bytes.
+        Its size in bytes.
     """
     try:
         yield
@@ -48,14 +48,14 @@ def explain_full_disk(path: str, needed: int | None = None) -> Iterator[None]:
 
 
 class AtomicFile:
-    """A file that appears under its name only when it is whole.
+    """A file that appears under its name only when it is complete.
 
     As a context manager it commits on a clean exit and leaves nothing behind on an exception.
 
     Parameters
     ----------
     path : str
-        Where the file shall be; an existing one is replaced at the commit.
+        The file's path; an existing file is replaced at the commit.
     mode : {"wb", "w"}
         Binary, or text in UTF-8.
 
@@ -85,7 +85,7 @@ class AtomicFile:
             raise
 
     def abort(self) -> None:
-        """Remove what was written; the former file, if any, stays."""
+        """Remove the temporary file; an existing file stays as it was."""
         with contextlib.suppress(OSError):  # a full disk may refuse the last flush
             self.stream.close()
         with contextlib.suppress(FileNotFoundError):
@@ -122,9 +122,9 @@ def atomic_folder(path: str) -> Iterator[str]:
 
 
 def clean_partial(folder: str) -> list[str]:
-    """Remove what killed processes left half-written in a folder; return the paths.
+    """Remove half-written files of killed processes from a folder; return their paths.
 
-    What another process that is still alive writes there stays. Call it before this process writes.
+    Files of other processes that are still alive stay. Call it before this process writes.
     """
     removed = []
     for name in sorted(os.listdir(folder)) if os.path.isdir(folder) else []:
@@ -140,7 +140,7 @@ def clean_partial(folder: str) -> list[str]:
 
 
 def _is_other(process: int) -> bool:
-    """Tell whether this is the number of another process that is alive."""
+    """Say whether this is the number of another process that is alive."""
     if process in (0, os.getpid()):
         return False
     try:

@@ -1,4 +1,4 @@
-"""How much memory this process and this machine have in use."""
+"""Measure the memory of this process and of this machine."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from pathlib import Path
 
 
 def resident_bytes() -> int:
-    """Return the memory this process holds."""
+    """Return the memory that this process uses."""
     pages = Path("/proc/self/statm").read_text(encoding="ascii").split()[1]
     return int(pages) * os.sysconf("SC_PAGE_SIZE")
 
 
 def peak_bytes() -> int:
-    """Return the most memory this process has held since `forget_peak`."""
+    """Return the most memory that this process has used since `forget_peak`."""
     return _kilobytes("/proc/self/status", "VmHWM")
 
 
 def forget_peak() -> None:
-    """Let `peak_bytes` begin anew."""
+    """Reset `peak_bytes` to the present use."""
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")
 
 
 def available_bytes() -> int:
-    """Return the memory that is free for use; where the system does not tell, any amount."""
+    """Return the memory that is free for use; unlimited if the system does not report it."""
     if not os.path.exists("/proc/meminfo"):
         return sys.maxsize
     return _kilobytes("/proc/meminfo", "MemAvailable")

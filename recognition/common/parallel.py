@@ -1,4 +1,4 @@
-"""Work on threads while the results are taken in order."""
+"""Compute on threads, and take the results in order."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def map_ordered(
     """Yield ``function(item)`` for each item, in order, computed a few items ahead on threads.
 
     Unlike ``ThreadPoolExecutor.map`` it holds only a few results at a time, however many items
-    there are. An exception is raised where its result would have come.
+    there are. An exception is raised in the place of its result.
     """
     pending: deque[Future] = deque()
     with ThreadPoolExecutor(threads) as pool:

@@ -1,7 +1,12 @@
-"""Load MXNet and OpenCV, or say in one sentence what is missing.
+"""Load MXNet and OpenCV when they are first needed, or say in one sentence what is missing.
 
-Commands and packages that need them call these checks first, so that a user never meets a loader's
-traceback.
+MXNet takes more than a second to import, so a module that a command imports before it has parsed
+its flags gets the two libraries inside its functions:
+
+    def decode(encoded):
+        cv2 = opencv()
+
+Either function raises one sentence where a user would otherwise meet a loader's traceback.
 """
 
 from __future__ import annotations
@@ -12,9 +17,11 @@ import os
 import re
 import sys
 from importlib import metadata, util
+from types import ModuleType
+from typing import Iterable
 
-# What mxnet-cu112 1.9.1 links, in an order in which each finds its own dependencies loaded, and
-# the package that brings it.
+# The libraries that mxnet-cu112 1.9.1 links, each after its dependencies, and the packages that
+# contain them.
 CUDA_LIBRARIES = {
     "libcuda.so.1": "the NVIDIA driver, 460.32 or newer",
     "libcudart.so.11.0": "nvidia-cuda-runtime-cu11",
@@ -36,6 +43,25 @@ SYSTEM_PACKAGES = {
     "libgthread-2.0.so.0": "libglib2.0-0",
 }
 CPU_BUILD = "pip uninstall -y mxnet-cu112 && pip install mxnet==1.9.1"
+
+
+def mxnet() -> ModuleType:
+    """Import MXNet and return it; raise the error of `check_mxnet` where that fails."""
+    check_mxnet()
+    return importlib.import_module("mxnet")
+
+
+def opencv() -> ModuleType:
+    """Import OpenCV and return it; raise the error of `check_opencv` where that fails."""
+    check_opencv()
+    return importlib.import_module("cv2")
+
+
+def require(libraries: Iterable[str]) -> None:
+    """Import "mxnet" or "opencv" or both, so that a command without them fails before it works."""
+    checks = {"mxnet": check_mxnet, "opencv": check_opencv}
+    for library in libraries:
+        checks[library]()
 
 
 def check_mxnet() -> None:
@@ -63,7 +89,7 @@ def check_mxnet() -> None:
     is_cuda = any("-cu" in build for build in builds)
     if is_cuda:
         _load_cuda_libraries()
-    # A server or scheduler of a job would begin to serve in MXNet's own way when it is imported.
+    # In a server or scheduler of a job, importing MXNet would start MXNet's own server loop.
     role = os.environ.pop("DMLC_ROLE", None)
     try:
         importlib.import_module("mxnet")
@@ -75,7 +101,7 @@ def check_mxnet() -> None:
 
 
 def check_opencv() -> None:
-    """Import OpenCV; raises ImportError with one sentence where it can't be."""
+    """Import OpenCV; raise an ImportError of one sentence where that fails."""
     try:
         importlib.import_module("cv2")
     except ImportError as error:
@@ -104,7 +130,7 @@ def _check_numpy() -> None:
 
 def mxnet_builds() -> list[str]:
     """List the builds of MXNet that are installed; more than one overwrite each other."""
-    names = {(found.metadata["Name"] or "").lower() for found in metadata.distributions()}
+    names = {(package.metadata["Name"] or "").lower() for package in metadata.distributions()}
     return sorted(name for name in names if re.fullmatch(r"mxnet(-(cu\d+|mkl|native))*", name))
 
 
@@ -117,9 +143,9 @@ def _can_load(library: str) -> bool:
 
 
 def _load_cuda_libraries() -> None:
-    """Load what the nvidia-*-cu11 wheels bring, which no loader finds by itself."""
-    found = util.find_spec("nvidia")
-    folders = list(found.submodule_search_locations or []) if found else []
+    """Load the libraries of the nvidia-*-cu11 wheels, which the system's loader does not find."""
+    wheels = util.find_spec("nvidia")
+    folders = list(wheels.submodule_search_locations or []) if wheels else []
     for library in CUDA_LIBRARIES:
         if not _can_load(library):
             for folder in folders:

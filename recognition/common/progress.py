@@ -1,4 +1,4 @@
-"""Progress of a long job: a bar on a terminal, a line now and then in a log."""
+"""Show the progress of a long job: a bar on a terminal, some lines in a log."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class _LogLines(tqdm):
         return print_status
 
     def close(self) -> None:
-        """Print the last state; tqdm's own close would send carriage returns."""
+        """Print the last state; the inherited method would print carriage returns."""
         if not self.disable:
             self.display()
             self.disable = True
@@ -39,9 +39,9 @@ def progress(
     Parameters
     ----------
     items : iterable, optional
-        What the job works through. Without it, call ``update(n)`` on what is returned.
+        The items of the job. Without them, call ``update(n)`` on the result.
     total : int, optional
-        How many there are; taken from ``len(items)`` where that exists.
+        Number of items; by default ``len(items)``.
     desc, unit : str
         What is being done ("decoding"), to what ("images").
 

@@ -1,8 +1,4 @@
 """insightface's datasets: records, verification packs, and training batches made of them.
 
-Nothing here needs MXNet.
+Nothing here needs MXNet. OpenCV is loaded when the first image is decoded or drawn.
 """
-
-from dsoftmax.recognition.common.preflight import check_opencv
-
-check_opencv()

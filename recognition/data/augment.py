@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Sequence
 
-import cv2
 import numpy as np
 
+from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.data.images import decode, encode
 
-# Uniform numbers an image takes, whatever is switched on: so that one choice never changes
-# another's outcome, and an image's draws can be found by its position alone.
+# Uniform numbers per image, whatever is switched on: one choice never changes the outcome of
+# another, and the numbers of an image depend on its position alone.
 DRAWS = 12
 (
     MIRROR,
@@ -33,7 +33,7 @@ LUMA = (0.114, 0.587, 0.299)  # of blue, green, red
 
 @dataclass(frozen=True)
 class Augmentation:
-    """What is done to a training image, in this order.
+    """Augments training images by the following steps, in this order.
 
     Parameters
     ----------
@@ -72,7 +72,7 @@ class Augmentation:
         (height, width, 3) uint8
         """
         if self.mirror and draws[MIRROR] < 0.5:
-            image = cv2.flip(image, 1)
+            image = opencv().flip(image, 1)
         if self.color > 1 and draws[RECOMPRESS] < 0.5:
             image = recompress(image, draws[QUALITY])
         if self.color > 0:
@@ -94,7 +94,7 @@ def jitter_color(
     """Change brightness, contrast and saturation, each by a factor of 1 ± JITTER.
 
     With their factors b, c, s, a colour x is scaled (b x), moved from the image's mean grey L
-    (c x + (1 - c) L), and moved from its own grey (s x + (1 - s) luma(x)). Saturation keeps greys
+    (c x + (1 - c) L), and moved from its grey (s x + (1 - s) luma(x)). Saturation keeps greys
     and mean as they are, so the order of the three makes no difference, and together they are one
     affine map, b c (s x + (1 - s) luma(x)) + b (1 - c) L: one pass over the image, rounded and
     clipped once.
@@ -105,14 +105,15 @@ def jitter_color(
     brightness, contrast, saturation : float
         Uniform in [0, 1): ½ changes nothing.
     """
+    cv2 = opencv()
     b, c, s = (1 + JITTER * (2 * draw - 1) for draw in (brightness, contrast, saturation))
     means = cv2.mean(image)
     shift = b * (1 - c) * sum(weight * mean for weight, mean in zip(LUMA, means))
-    own, (blue, green, red) = b * c * s, (b * c * (1 - s) * weight for weight in LUMA)
+    kept, (blue, green, red) = b * c * s, (b * c * (1 - s) * weight for weight in LUMA)
     matrix = [
-        [own + blue, green, red, shift],
-        [blue, own + green, red, shift],
-        [blue, green, own + red, shift],
+        [kept + blue, green, red, shift],
+        [blue, kept + green, red, shift],
+        [blue, green, kept + red, shift],
     ]
     return cv2.transform(image, np.array(matrix))
 

@@ -1,20 +1,22 @@
-"""Single images: decoding, encoding, fitting to a size, and the ArcFace alignment."""
+"""Read, decode, encode, fit and align single images."""
 
 from __future__ import annotations
 
 import io
+import os
 import struct
 
-import cv2
 import numpy as np
 
+from dsoftmax.recognition.common.preflight import opencv
+
 JPEG_QUALITY = 95
-MOST_PIXELS = 1 << 26  # of an image: a few bytes can announce more than there is memory for
+MOST_PIXELS = 1 << 26  # per image: a few bytes can announce more than fit into memory
 OTHER_FORMATS = ("BMP", "PPM", "TIFF", "WEBP")  # Pillow's names
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
-_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers that a size follows
-_JPEG_BARE = {0x00, 0x01, *range(0xD0, 0xD9)}  # those without a segment
-_JPEG_SCAN = {0xD9, 0xDA}  # end, or begin of pixels: too late for a size
+_JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers followed by a size
+_JPEG_BARE = {0x00, 0x01, *range(0xD0, 0xD9)}  # markers without a segment
+_JPEG_SCAN = {0xD9, 0xDA}  # end, or beginning of the pixels: no size follows
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 
 # Left eye, right eye, nose tip, left and right mouth corner, (x, y) on 112×112.
@@ -30,11 +32,48 @@ ARCFACE_TEMPLATE = np.array(
 
 
 class ImageError(ValueError):
-    """Bytes that are no whole image."""
+    """The bytes are no whole image."""
+
+
+def load_rgb(
+    source: str | os.PathLike | np.ndarray,
+    size: tuple[int, int] | None = None,
+    landmarks: np.ndarray | None = None,
+) -> np.ndarray:
+    """Load an image as networks take it: of the wanted size, in RGB.
+
+    Parameters
+    ----------
+    source : path, or (n,) uint8
+        An image file, or its content.
+    size : (int, int), optional
+        Height and width of the result; by default those of the image.
+    landmarks : (5, 2), optional
+        Align the face to the ArcFace template instead of fitting the image to `size`.
+
+    Returns
+    -------
+    (height, width, 3) uint8
+        Red, green, blue.
+
+    Raises
+    ------
+    ImageError
+        If the content is no whole image.
+    OSError
+        If the file can't be read.
+    """
+    encoded = source if isinstance(source, np.ndarray) else np.fromfile(source, np.uint8)
+    image = decode(encoded)
+    if landmarks is not None:
+        image = align(image, landmarks, size or image.shape[:2])
+    elif size is not None:
+        image = fit(image, *size)
+    return image[:, :, ::-1]
 
 
 def decode(encoded: np.ndarray) -> np.ndarray:
-    """Decode a JPEG, a PNG or one of `OTHER_FORMATS`: those whose size is known before.
+    """Decode a JPEG, a PNG or one of `OTHER_FORMATS`, whose headers hold the size.
 
     Parameters
     ----------
@@ -48,8 +87,9 @@ def decode(encoded: np.ndarray) -> np.ndarray:
     Raises
     ------
     ImageError
-        Also for more than `MOST_PIXELS`, before any memory is taken for them.
+        If it is no whole image, or has more than `MOST_PIXELS`; these are never allocated.
     """
+    cv2 = opencv()
     # OpenCV fills the missing rows of a truncated JPEG with grey and calls it a success.
     if encoded[:2].tobytes() == _JPEG_START and _JPEG_END not in encoded[-64:].tobytes():
         raise ImageError("the JPEG has no end marker: it is cut off")
@@ -73,7 +113,7 @@ def decode(encoded: np.ndarray) -> np.ndarray:
 
 
 def announced_size(content: bytes) -> tuple[int, int] | None:
-    """Read height and width from the header of an encoded image; None where there are none."""
+    """Read height and width from the header of an encoded image; None if it has none."""
     if content.startswith(_JPEG_START):
         return _jpeg_size(content)
     if content.startswith(_PNG_START):
@@ -110,6 +150,7 @@ def _jpeg_size(content: bytes) -> tuple[int, int] | None:
 
 def encode(image: np.ndarray, extension: str = ".jpg", quality: int = JPEG_QUALITY) -> bytes:
     """Encode a BGR image, (height, width, 3) uint8, as JPEG or PNG."""
+    cv2 = opencv()
     options = [cv2.IMWRITE_JPEG_QUALITY, quality] if extension in (".jpg", ".jpeg") else []
     done, encoded = cv2.imencode(extension, image, options)
     if not done:
@@ -118,7 +159,7 @@ def encode(image: np.ndarray, extension: str = ".jpg", quality: int = JPEG_QUALI
 
 
 def fit(image: np.ndarray, height: int, width: int) -> np.ndarray:
-    """Resize so that the image just covers height × width, then crop its centre."""
+    """Resize an image so that it just covers height × width, then crop its centre."""
     given = image.shape[:2]
     if given == (height, width):
         return image
@@ -128,6 +169,7 @@ def fit(image: np.ndarray, height: int, width: int) -> np.ndarray:
         raise ImageError(
             f"{given[0]}x{given[1]} pixels are too narrow an image to be fitted to {height}x{width}"
         )
+    cv2 = opencv()
     interpolation = cv2.INTER_AREA if factor < 1 else cv2.INTER_CUBIC
     image = cv2.resize(image, (columns, rows), interpolation=interpolation)
     top, left = (rows - height) // 2, (columns - width) // 2
@@ -154,7 +196,7 @@ def align(image: np.ndarray, landmarks: np.ndarray, size: tuple[int, int]) -> np
     height, width = size
     target = ARCFACE_TEMPLATE * (height / 112) + [(width - height) / 2, 0]
     transform = similarity_transform(np.asarray(landmarks, float).reshape(5, 2), target)
-    return cv2.warpAffine(image, transform, (width, height), borderValue=0)
+    return opencv().warpAffine(image, transform, (width, height), borderValue=0)
 
 
 def similarity_transform(source: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Verification packs: insightface's ``.bin``, a pickle of ``(images, issame)``.
 
-A pickle can name any function of any module and have it called. The reader here knows the few
-names that lists of encoded images need, answers them with stand-ins of its own, and refuses all
-others before anything is called.
+A pickle can call any function of any module. This reader knows the few names that lists of encoded
+images need, replaces them by stand-ins, and refuses all others before anything is called.
 """
 
 from __future__ import annotations
@@ -15,11 +14,11 @@ from typing import Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.data import images as image_codec
+from dsoftmax.recognition.data.images import ImageError, load_rgb
 
 
 class PackError(ValueError):
-    """A file that is no verification pack, or not a harmless one."""
+    """The file is no verification pack, or could do harm."""
 
 
 @dataclass(frozen=True)
@@ -45,8 +44,8 @@ class Pack:
     def decode(self, image: int) -> np.ndarray:
         """Decode one image to (height, width, 3) uint8 in RGB."""
         try:
-            return image_codec.decode(self.images[image])[:, :, ::-1]
-        except image_codec.ImageError as error:
+            return load_rgb(self.images[image])
+        except ImageError as error:
             raise PackError(f"{self.name}: image {image} of pair {image // 2}: {error}") from None
 
 
@@ -69,15 +68,15 @@ def read_pack(path: str) -> Pack:
 
 
 def write_pack(path: str, images: Sequence[bytes], issame: Sequence[bool]) -> None:
-    """Write a ``.bin`` of plain bytes and bools, as insightface's own tools read it.
+    """Write a ``.bin`` of plain bytes and bools, which insightface's tools can read.
 
     Parameters
     ----------
     path : str
     images : sequence of bytes
-        Encoded images, two a pair.
+        Encoded images, two per pair.
     issame : sequence of bool
-        One entry a pair.
+        One entry per pair.
     """
     content = [bytes(image) for image in images], [bool(same) for same in issame]
     _check_content(content)
@@ -90,7 +89,7 @@ def _check_content(content) -> tuple[list[np.ndarray], np.ndarray]:
         raise PackError(f"a pack is (images, issame), this is a {_describe(content)}")
     images, issame = (_as_list(part) for part in content)
     if not issame:
-        raise PackError("there is no pair in it")
+        raise PackError("it holds no pair")
     if len(images) != 2 * len(issame):
         raise PackError(f"{len(issame)} pairs need {2 * len(issame)} images, it has {len(images)}")
     for pair, same in enumerate(issame):
@@ -105,7 +104,7 @@ def _as_list(part) -> list:
         return part.array.tolist()
     if isinstance(part, (list, tuple)):
         return list(part)
-    raise PackError(f"a pack is two lists, found a {_describe(part)}")
+    raise PackError(f"a pack is two lists, not a {_describe(part)}")
 
 
 def _as_bytes(image, number: int) -> np.ndarray:
@@ -133,12 +132,12 @@ def _describe(thing) -> str:
     return type(thing).__name__
 
 
-# --- The stand-ins. A pickle can call them, and set the state of what they return; so they check
-# --- what they get, hold nothing but the values, and can't be changed themselves.
+# --- The stand-ins. A pickle can call them, and set the state of their results; so they check their
+# --- arguments, hold nothing but values, and can't be changed themselves.
 
 
 class _StandIn:
-    """Something a pickle may name: callable, without attributes a pickle could set."""
+    """A function that a pickle may name, without attributes that a pickle could set."""
 
     __slots__ = ("_build",)
 

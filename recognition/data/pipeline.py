@@ -1,9 +1,9 @@
 """Training batches from records: decoded, augmented and prefetched on threads.
 
-What a batch holds is a function of (seed, epoch, step) alone. The order of an epoch is one
-permutation of all images; each image's random numbers are found by its position in that order.
-So a run can go on in the middle of an epoch with the very same batches, and workers that share an
-epoch see together what one worker with the larger batch would see.
+A batch is a function of (seed, epoch, step) alone. The order of an epoch is one permutation of all
+images; the random numbers of an image depend on its position in that order. So a run can resume in
+the middle of an epoch with exactly the same batches, and several workers together see the same
+images as one worker with a larger batch.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Iterator, NamedTuple
 
-import cv2
 import numpy as np
 
+from dsoftmax.recognition.common.checks import whole_number
+from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.data.augment import DRAWS, Augmentation
 from dsoftmax.recognition.data.images import ImageError, decode, fit
 from dsoftmax.recognition.data.records import RecordError, Records
@@ -36,14 +37,14 @@ class Batch(NamedTuple):
 
 
 class Pipeline:
-    """Endless epochs of shuffled, augmented batches.
+    """Makes epochs of shuffled, augmented batches.
 
     Parameters
     ----------
     records : Records
         The dataset.
     batch_size : int
-        Images a batch of *this* worker.
+        Images per batch of *this* worker.
     image_size : (int, int), optional
         Height and width of the batches; by default the dataset's `property`, or its first image.
         Other images are resized to cover it and cropped in the middle.
@@ -53,27 +54,27 @@ class Pipeline:
     dtype : {"uint8", "float32"}
         Values are 0 to 255 in both.
     keep_partial : bool
-        Whether the last images of an epoch, too few for a batch, make a smaller one. With several
-        workers they are dealt out evenly; fewer than one a worker are dropped.
+        Whether the last images of an epoch, too few for a batch, make a smaller one. Several
+        workers share them evenly; fewer than one image per worker are dropped.
     shard : (int, int)
         (rank, size): of each global batch of ``size * batch_size`` images this worker gets the
         rank-th part.
     min_images : int
         Identities with fewer images are left out (``data_images_filter``).
     remap_labels : bool
-        Number the classes that are left 0, 1, … without gaps. Without it labels stay as they are.
+        Renumber the remaining classes 0, 1, … without gaps; otherwise labels stay as they are.
     threads : int
         Decoding threads.
     prefetch : int
-        Batches that are being made ahead.
+        Batches to make ahead.
 
     Attributes
     ----------
     num_classes : int
-        Of the labels that the batches carry.
+        Number of classes of the labels in the batches.
     bad_images : dict of int to str
-        Images that could not be decoded so far, and why. In a batch the next image of the epoch
-        that can be decoded stands in for one.
+        Images that could not be decoded so far, and why. In a batch, the next decodable image of
+        the epoch replaces a bad one.
 
     Examples
     --------
@@ -97,11 +98,15 @@ class Pipeline:
         threads: int = 2,
         prefetch: int = 4,
     ):
+        whole_number("batch_size", batch_size, 1)
+        whole_number("seed", seed, 0)
+        whole_number("threads", threads, 1)
+        whole_number("prefetch", prefetch, 1)
         self.records = records
-        self.batch_size = _at_least(1, batch_size=batch_size)
+        self.batch_size = int(batch_size)
         self.image_size = image_size or records.image_size
         self.augmentation = augmentation or Augmentation()
-        self.seed = _at_least(0, seed=seed)
+        self.seed = int(seed)
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.uint8, np.float32):
             raise ValueError(f"dtype must be 'uint8' or 'float32', not {dtype!r}")
@@ -109,8 +114,8 @@ class Pipeline:
         if not 0 <= self.rank < self.workers:
             raise ValueError(f"shard must be (rank, size) with 0 <= rank < size, not {shard}")
         self.keep_partial = keep_partial
-        self.threads = _at_least(1, threads=threads)
-        self.prefetch = _at_least(1, prefetch=prefetch)
+        self.threads = int(threads)
+        self.prefetch = int(prefetch)
         self.bad_images: dict[int, str] = {}
         self._select(min_images, remap_labels)
         if not len(self):
@@ -139,7 +144,7 @@ class Pipeline:
             self.num_classes = len(kept)
 
     def images_and_classes(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return all images an epoch has, by number, and their classes, (n,) each."""
+        """Return the numbers of all images of an epoch and their classes, (n,) each."""
         labels = self.records.labels[self._images]
         return self._images, labels if self._class_by_label is None else self._class_by_label[
             labels
@@ -147,11 +152,11 @@ class Pipeline:
 
     @property
     def num_images(self) -> int:
-        """Images an epoch has, over all workers."""
+        """Number of images per epoch, over all workers."""
         return len(self._images)
 
     def __len__(self) -> int:
-        """Batches an epoch has."""
+        """Return the number of batches per epoch."""
         whole, left = divmod(len(self._images), self.batch_size * self.workers)
         return whole + (self.keep_partial and left >= self.workers)
 
@@ -165,8 +170,8 @@ class Pipeline:
     def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
         """Yield the batches of one epoch from step `start` on.
 
-        The images are decoded while the caller works on former batches. A batch is the caller's
-        own: it is never written to again.
+        Threads decode images while the caller works on earlier batches. A batch belongs to the
+        caller: it is never written to again.
         """
         order = self._images[self._generator(epoch, stream=1).permutation(len(self._images))]
         pending: deque[tuple[Batch, list[Future]]] = deque()
@@ -184,7 +189,7 @@ class Pipeline:
                         task.cancel()
 
     def _positions(self, step: int) -> range:
-        """Say which positions of the epoch's order this worker takes at `step`."""
+        """Return the positions of the epoch's order that this worker takes at `step`."""
         start = step * self.batch_size * self.workers
         size = self.batch_size * self.workers
         left = len(self._images) - start
@@ -218,11 +223,12 @@ class Pipeline:
         return batch, tasks
 
     def _generator(self, epoch: int, position: int = 0, stream: int = 0) -> np.random.Generator:
-        """Return the epoch's random numbers from those of the image at `position` on."""
+        """Return the generator of an epoch, advanced to the image at `position`."""
         counter = [position * (DRAWS // _PHILOX_NUMBERS), stream, 0, 0]
         return np.random.Generator(np.random.Philox(key=[self.seed, epoch], counter=counter))
 
     def _fill(self, batch: Batch, order: np.ndarray, positions: range, draws: np.ndarray) -> None:
+        cv2 = opencv()
         planes = np.empty((3, *self.image_size), np.uint8)
         for row, position in enumerate(positions):
             image, label, pixels = self._load(order, position)
@@ -235,7 +241,7 @@ class Pipeline:
             batch.image[row] = image
 
     def _load(self, order: np.ndarray, position: int) -> tuple[int, int, np.ndarray]:
-        """Return number, class and pixels of the image there, or of the next one that is sound."""
+        """Return number, class and pixels of the image there, or of the next decodable one."""
         for attempt in range(TRIES_TO_REPLACE):
             image = int(order[(position + attempt) % len(order)])
             label, encoded = self.records.read(image)
@@ -262,10 +268,3 @@ def _wait_for(batch: Batch, tasks: list[Future]) -> Batch:
     for task in tasks:
         task.result()
     return batch
-
-
-def _at_least(least: int, **named: int) -> int:
-    ((name, value),) = named.items()
-    if value != int(value) or value < least:
-        raise ValueError(f"{name} must be a whole number, {least} or more, not {value!r}")
-    return int(value)

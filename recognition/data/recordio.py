@@ -25,16 +25,16 @@ _HEADERS_PER_GATHER = 1 << 16
 
 
 class RecordError(ValueError):
-    """A record file that is damaged or is not one."""
+    """The file is damaged, or no record file."""
 
 
 class Headers(NamedTuple):
-    """What the first bytes of many records say, one entry a record."""
+    """Fields of the headers of many records, one entry per record."""
 
     flag: np.ndarray  # (n,) uint32: the number of labels of an array label, 0 for a scalar
     label: np.ndarray  # (n,) float32: the scalar label, or the array's first
     label2: np.ndarray  # (n,) float32: the array's second label, else undefined
-    is_empty: np.ndarray  # (n,) bool: there is no image behind the header
+    is_empty: np.ndarray  # (n,) bool: no image follows the header
 
 
 def pack_image(label: float, key: int, image: bytes) -> bytes:
@@ -56,7 +56,7 @@ def write_record(stream: IO[bytes], payload: bytes) -> int:
     Returns
     -------
     int
-        The number of bytes written: the next record's offset less this one's.
+        The number of bytes written, so that the caller can compute the next record's offset.
     """
     if len(payload) > _MAX_LENGTH:
         raise ValueError(f"a record holds at most {_MAX_LENGTH} bytes, this one {len(payload)}")
@@ -79,22 +79,22 @@ def write_record(stream: IO[bytes], payload: bytes) -> int:
 
 
 def _aligned_magic_words(payload: bytes) -> list[int]:
-    found = []
+    places = []
     position = payload.find(_MAGIC_BYTES)
     while position >= 0:
         if position % 4 == 0:
-            found.append(position)
+            places.append(position)
         position = payload.find(_MAGIC_BYTES, position + 1)
-    return found
+    return places
 
 
 class RecordFile:
-    """Random access to the records of a file by their offsets, from any number of threads.
+    """Reads the records of a file by their offsets, from any number of threads.
 
     Parameters
     ----------
     path : str
-        The ``.rec`` file. It is mapped, not read: opening costs nothing.
+        The ``.rec`` file. It is mapped into memory, so that opening it costs nothing.
     """
 
     def __init__(self, path: str):
@@ -171,7 +171,7 @@ class RecordFile:
         label = np.where(flag > 0, first, np.ascontiguousarray(words[:, 3]).view("<f4"))
         label2 = np.ascontiguousarray(words[:, 9]).view("<f4").copy()
         is_empty = (continuation == _WHOLE) & (length <= _HEADER.size + 4 * flag)
-        # A record in parts may be cut inside its header: rare enough to be read one by one.
+        # A record in parts may be cut inside its header; such records are rare and read one by one.
         for row in np.flatnonzero(continuation != _WHOLE):
             label[row], image = self.read_image(int(offsets[row]))
             is_empty[row] = len(image) == 0

@@ -8,10 +8,10 @@ Three styles are read alike:
 *plain*
     Every key is an image.
 *unindexed*
-    There is no ``.idx``: the records are found by walking over the file.
+    There is no ``.idx``: the reader walks over the whole file.
 
-Labels are stored as float32, exact up to 2^24. A header that speaks of more images than that is
-not trusted: what is an image, and whose, is then read from the image records themselves.
+Labels are stored as float32, exact up to 2^24. A header that counts more images than that is not
+trusted: the reader then takes the labels from the image records themselves.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def read_property(path: str) -> Property | None:
         num_classes, height, width = (int(field) for field in line.split(","))
     except ValueError:
         raise ValueError(
-            f"{path}: the first line must read num_classes,height,width (like 85742,112,112), "
-            f"found {line!r}"
+            f"{path}: the first line must read num_classes,height,width (like 85742,112,112), not "
+            f"{line!r}"
         ) from None
     return Property(num_classes, height, width)
 
@@ -102,7 +102,7 @@ class Records:
         Each image's key; where there is no ``.idx``, its number in the file.
     style : {"identity header", "plain", "unindexed"}
     property : Property or None
-        What the ``property`` file beside it says.
+        Content of the ``property`` file in the same folder.
 
     Examples
     --------
@@ -145,8 +145,8 @@ class Records:
     def labels(self) -> np.ndarray:
         """Every image's label, (n,) int64.
 
-        Where a trusted header says which images belong together, one image an identity is looked
-        at; elsewhere, all are.
+        Where a trusted header says which images belong together, this reads one image per
+        identity; otherwise all images.
         """
         if self._labels_by_range is not None:
             return self._labels_by_range
@@ -154,21 +154,21 @@ class Records:
 
     @property
     def num_classes(self) -> int:
-        """How many classes a head must have: by `property` where it says more than the labels."""
-        found = int(self.labels.max()) + 1
-        return max(found, self.property.num_classes) if self.property else found
+        """Number of classes a head needs: by the labels, or by `property` if that is more."""
+        labelled = int(self.labels.max()) + 1
+        return max(labelled, self.property.num_classes) if self.property else labelled
 
     @functools.cached_property
     def image_size(self) -> tuple[int, int]:
-        """Height and width by `property`, or of the first image where there is none."""
+        """Height and width by `property`, or of the first image if there is no such file."""
         if self.property:
             return self.property.height, self.property.width
         try:
             return decode(self.read(0)[1]).shape[:2]
         except ImageError as error:
             raise RecordError(
-                f"{self.path}: there is no property file beside it, and the first image is broken "
-                f"({error}), so that the image size is unknown"
+                f"{self.path}: the image size is unknown: there is no property file beside it, and "
+                f"the first image is broken ({error})"
             ) from None
 
     def _read_index(self, path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -182,13 +182,13 @@ class Records:
                 if not re.fullmatch(r"\s*(\d+\s+\d+)?\s*", line):
                     raise RecordError(f"{path}: line {number} must be key, tab, offset: {line!r}")
         if not numbers.size:
-            raise RecordError(f"{path} is empty; without it the records would be found by walking")
+            raise RecordError(f"{path} is empty; remove it to read the .rec without an index")
         keys, offsets = numbers.reshape(-1, 2).T
         order = np.argsort(keys, kind="stable")
         keys, offsets = keys[order], offsets[order]
         repeated = keys[1:][keys[1:] == keys[:-1]]
         if repeated.size:
-            raise RecordError(f"{path}: the key {repeated[0]} stands in more than one line")
+            raise RecordError(f"{path}: the key {repeated[0]} is in more than one line")
         if offsets.max() >= self.file.size:
             last = offsets.argmax()
             raise RecordError(
@@ -198,7 +198,7 @@ class Records:
         return keys, np.ascontiguousarray(offsets)
 
     def _check_end(self, keys: np.ndarray, offsets: np.ndarray) -> None:
-        """Refuse an index whose last record is not that of the file."""
+        """Refuse an index that ends before the file does."""
         last = offsets.argmax()
         try:
             end = self.file.end(int(offsets[last]))
@@ -209,17 +209,17 @@ class Records:
             ) from None
         if end >= self.file.size:
             return
-        found = f"{self.file.size - end} bytes behind the last of them"
-        with contextlib.suppress(RecordError):  # key 0, which counts all, is mostly the last record
+        content = f"{self.file.size - end} bytes after the last of them"
+        with contextlib.suppress(RecordError):  # key 0, which counts all, usually comes last
             header = self.file.headers(np.array([self.file.size - RANGE_BYTES]))
             if _are_ranges(header)[0] and header.label2[0] > len(keys):
-                found = f"{header.label2[0]:.0f} records by its header"
-        raise self._cut_index(len(keys), found)
+                content = f"{header.label2[0]:.0f} records by its header"
+        raise self._cut_index(len(keys), content)
 
-    def _cut_index(self, entries: int, found: str) -> RecordError:
+    def _cut_index(self, entries: int, content: str) -> RecordError:
         return RecordError(
-            f"{self._index_path} has {entries} entries, but {self.path} has {found}: the index is "
-            "cut off or belongs to another file; write it anew by tools/rec_info.py --input "
+            f"{self._index_path} has {entries} entries, but {self.path} has {content}: the index "
+            "is cut off or belongs to another file; write a new one with tools/rec_info.py --input "
             f"{self.path} --rebuild-index"
         )
 
@@ -242,7 +242,7 @@ class Records:
         self._labels_by_range = self._label_ranges(offsets[identities])
         if self._labels_by_range is None:
             logger.warning(
-                "%s: the identity records do not fit the images; their own labels are used",
+                "%s: the identity records do not fit the images; using the images' labels instead",
                 self.path,
             )
 
@@ -255,7 +255,7 @@ class Records:
         return np.arange(len(offsets)), offsets
 
     def _label_ranges(self, identity_offsets: np.ndarray) -> np.ndarray | None:
-        """Label all images by their identities' ranges; None where these are not sound."""
+        """Label all images by the ranges of identities; None if the ranges are inconsistent."""
         ranges = self.file.headers(identity_offsets)
         first = np.searchsorted(self.keys, ranges.label)
         end = np.searchsorted(self.keys, ranges.label2)
@@ -292,23 +292,23 @@ class Records:
 
 
 def _are_ranges(headers: Headers) -> np.ndarray:
-    """Say which records tell a range of keys, (n,) bool.
+    """Return which records hold a range of keys, (n,) bool.
 
-    An image may carry an array label too: what marks a range is that it has no image.
+    Images can have array labels, too; a range is a record without an image.
     """
     return (headers.flag >= 2) & headers.is_empty
 
 
 def rebuild_index(path: str) -> int:
-    """Write a dataset's ``.idx`` anew, by walking over its ``.rec``.
+    """Write a new ``.idx`` for a dataset, by walking over its ``.rec``.
 
-    Keys are numbered in the order of the file, as all writers do. Where there are identities key 0
-    is the first record or the last one.
+    Keys are numbered in the order of the file, as all writers do. If there are identities, key 0 is
+    the first record or the last one.
 
     Parameters
     ----------
     path : str
-        As of `Records`.
+        See `Records`.
 
     Returns
     -------
@@ -323,8 +323,8 @@ def rebuild_index(path: str) -> int:
     is_header = _are_ranges(ends) & (ends.label2 == np.float32(count))
     if _are_ranges(ends).any() and not is_header.any():
         raise RecordError(
-            f"{path}: neither its first nor its last record tells of {count} records: it is cut "
-            "off, or its keys are in an order of their own. Without an .idx its images can be read"
+            f"{path}: neither its first nor its last record counts {count} records: it is cut off, "
+            "or its keys are in another order. Without an .idx its images can be read"
         )
     keys = itertools.chain(range(1, count), [0]) if is_header[1] else range(count)
     _write_index(f"{path[:-4]}.idx", keys, offsets)
@@ -337,22 +337,22 @@ def _write_index(path: str, keys: Iterable[int], offsets: Iterable[int]) -> None
 
 
 class RecordWriter:
-    """Write a dataset in the identity-header style, complete or not at all.
+    """Writes a dataset in the identity-header style, complete or not at all.
 
-    Images come grouped by identity. The files have temporary names until a clean exit; the
-    ``.rec`` gets its name last, so that where it is, the other two are.
+    Images must be grouped by identity. The files have temporary names until a clean exit; the
+    ``.rec`` gets its name last, so that the other two exist wherever it does.
 
     Parameters
     ----------
     folder : str
-        Where ``train.rec``, ``train.idx`` and ``property`` shall be.
+        For ``train.rec``, ``train.idx`` and ``property``.
     image_size : (int, int)
         Height and width, for ``property``.
     overwrite : bool
-        Replace a dataset that is there; otherwise that is an error.
+        Replace an existing dataset; otherwise an existing one is an error.
     identity_header : bool
-        Without it the images may come in any order and the file holds nothing but images: what
-        MXNet's own ``ImageRecordIter`` and other sequential readers can read.
+        Without it the images may come in any order and the file holds only images, so that MXNet's
+        ``ImageRecordIter`` and other sequential readers can read it.
 
     Examples
     --------
@@ -382,7 +382,7 @@ class RecordWriter:
 
     @property
     def num_identities(self) -> int:
-        """How many identities were added so far."""
+        """Number of identities added so far."""
         return len(self._first_key_by_label)
 
     def add(self, label: int, image: bytes) -> None:
@@ -411,7 +411,7 @@ class RecordWriter:
         if not self.num_images:
             raise ValueError(f"no image was given for {self._rec_path}")
         keys = self._write_identities() if self.identity_header else range(self.num_images)
-        if os.path.exists(self._rec_path):  # being replaced: never beside another one's index
+        if os.path.exists(self._rec_path):  # an old .rec must never lie beside the new index
             os.unlink(self._rec_path)
         _write_index(os.path.join(self.folder, "train.idx"), keys, self._offsets)
         with AtomicFile(os.path.join(self.folder, "property"), "w") as file:

@@ -1,4 +1,4 @@
-"""What maps a network's features to embeddings, by the letters of insightface's ``net_output``."""
+"""The last layers of a network, which embed its features: insightface's ``net_output``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from mxnet.gluon.block import HybridBlock
 from dsoftmax.recognition.networks.layers import Norm, activation, convolution, sequence
 
 
-def make_head(
+def make_embedding_layers(
     kind: str,
     embedding_size: int,
     features: tuple[int, ...],
@@ -16,25 +16,25 @@ def make_head(
     act: str,
     dropout: float,
 ) -> HybridBlock:
-    """Make a head.
+    """Make the layers that map features to embeddings.
 
     Parameters
     ----------
     kind : str
-        E: BN, dropout, dense layer, BN; F: no last BN; G: nor dropout; H: the dense layer alone;
-        I and FC: E without dropout; J: dense layer, BN; GAP: a mean over the places of the feature
-        map before J; GNAP: one where each place weighs the same; GDC: a convolution for each
-        channel over all places before J.
+        E: BN, dropout, dense layer, BN; F: E without the last BN; G: F without dropout; H: only
+        the dense layer; I and FC: E without dropout; J: dense layer, BN; GAP: the mean over the
+        feature map, then J; GNAP: as GAP, with the same weight for each place; GDC: a convolution
+        per channel over the whole feature map, then J.
     embedding_size : int
         D.
     features : (C, h, w) or (C,)
         Shape of the features of one image.
     norm : callable
-        Makes a `BatchNorm` of a name.
+        Makes a `BatchNorm`, given its name.
     act : str
-        Kind of activation, of GAP and GNAP.
+        Kind of activation in GAP and GNAP.
     dropout : float
-        Of E and F.
+        Rate of dropout in E and F.
 
     Returns
     -------
@@ -91,12 +91,12 @@ def make_head(
     if kind not in kinds:
         raise ValueError(f"output must be one of {', '.join(kinds)}, not {kind!r}")
     if kind.startswith("G") and kind != "G" and len(features) != 3:
-        raise ValueError(f"output {kind!r} pools a feature map, and these features are pooled")
+        raise ValueError(f"output {kind!r} pools a feature map, but these features are pooled")
     return sequence(*kinds[kind]())
 
 
 class _EvenPool(HybridBlock):
-    """Mean over the places of a feature map, after giving each the mean length of all."""
+    """Averages a feature map after scaling each place to the mean length of all places."""
 
     def __init__(self):
         super().__init__(prefix="even_pool_")

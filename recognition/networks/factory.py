@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import difflib
 import functools
 from typing import Any
 
 import mxnet as mx
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.common.checks import did_you_mean, whole_number
 from dsoftmax.recognition.networks import iresnet, mobilefacenet, tiny, zoo
-from dsoftmax.recognition.networks.embeddings import make_head
+from dsoftmax.recognition.networks.embeddings import make_embedding_layers
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.networks.network import Network, feature_shape
 
@@ -27,13 +27,15 @@ _FAMILIES = {
     tiny.Tiny: tiny.NETWORKS,
 }
 NETWORKS: dict[str, dict[str, Any]] = {
-    name: {**_COMMON, **own} for table in _FAMILIES.values() for name, own in table.items()
+    name: {**_COMMON, **specific}
+    for table in _FAMILIES.values()
+    for name, specific in table.items()
 }
 """The options of each network, and their defaults."""
 
 
 def names() -> list[str]:
-    """List every network but those of gluoncv, which are ``gluoncv:`` and their name there."""
+    """List all networks except gluoncv's, which are named ``gluoncv:<name there>``."""
     return list(NETWORKS)
 
 
@@ -45,13 +47,13 @@ def create(name: str, embedding_size: int | None = None, **options) -> Network:
     name : str
         One of `names`, or ``gluoncv:`` and the name of a classification network of gluoncv.
     embedding_size : int, optional
-        D; by default the network's own.
+        D; by default the network's usual one.
     **options
         Those of `NETWORKS`, named as insightface's configuration names them without ``net_``:
-        ``se``, ``act``, ``unit``, ``input``, ``output`` (the head), ``multiplier``, ``blocks`` (of
-        y1 and y2; the residual networks have ``units_per_stage``); and ``bn_momentum``,
-        ``dropout``, ``image_size`` (height and width; a size it can't take is refused),
-        ``sync_devices`` (the number of devices whose batches are normalized as one).
+        ``se``, ``act``, ``unit``, ``input``, ``output`` (the last layers), ``multiplier``,
+        ``blocks`` (of y1 and y2; the residual networks have ``units_per_stage``); and
+        ``bn_momentum``, ``dropout``, ``image_size`` (height and width; refused if too small),
+        ``sync_devices`` (the number of devices whose batches are normalized together).
 
     Returns
     -------
@@ -71,17 +73,16 @@ def create(name: str, embedding_size: int | None = None, **options) -> Network:
             f"{name} has no option {', '.join(unknown)}; legal are {', '.join(sorted(defaults))}"
         )
     chosen = {**defaults, **options}
-    own_size = chosen.pop("embedding_size")
-    size = own_size if embedding_size is None else embedding_size
-    if size != int(size) or size < 1:
-        raise ValueError(f"embedding_size must be a whole number, 1 or more, not {size!r}")
+    default_size = chosen.pop("embedding_size")
+    size = default_size if embedding_size is None else embedding_size
+    whole_number("embedding_size", size, 1)
     return Network(name, size, options, *_make_parts(name, size, **chosen))
 
 
 def initializer(name: str) -> mx.init.Initializer:
     """Return the initializer that insightface trains a network from.
 
-    Slopes of PReLU begin at 0.25 and gammas at 1 with any.
+    Whichever it is, slopes of PReLU begin at 0.25 and gammas at 1.
     """
     if name in iresnet.NETWORKS or name in mobilefacenet.NETWORKS:
         return mx.init.Xavier(rnd_type="gaussian", factor_type="out", magnitude=2)
@@ -93,12 +94,8 @@ def options_of(name: str) -> dict[str, Any]:
     if name.startswith(zoo.PREFIX):
         return {**_COMMON, **zoo.DEFAULTS}
     if name not in NETWORKS:
-        near = difflib.get_close_matches(name, NETWORKS, n=3)
-        hint = f", did you mean {' or '.join(near)}?" if near else "."
-        raise ValueError(
-            f"there is no network {name!r}{hint} Legal are {', '.join(NETWORKS)} and "
-            f"{zoo.PREFIX}<name of a classification network of gluoncv>"
-        )
+        legal = [*NETWORKS, f"{zoo.PREFIX}<name of a classification network of gluoncv>"]
+        raise ValueError(f"there is no network {name!r}{did_you_mean(name, legal)}")
     return NETWORKS[name]
 
 
@@ -111,7 +108,7 @@ def _make_parts(
     image_size: tuple[int, int],
     act: str,
     sync_devices: int,
-    **own,
+    **specific,
 ) -> tuple[HybridBlock, HybridBlock]:
     norm = functools.partial(BatchNorm, momentum=bn_momentum, sync_devices=sync_devices)
     if name.startswith(zoo.PREFIX):
@@ -120,6 +117,6 @@ def _make_parts(
         features = zoo.ZooFeatures(name[len(zoo.PREFIX) :])
     else:
         family = next(family for family, table in _FAMILIES.items() if name in table)
-        features = family(norm, act, **own)
+        features = family(norm, act, **specific)
     shape = feature_shape(name, features, image_size)
-    return features, make_head(output, embedding_size, shape, norm, act, dropout)
+    return features, make_embedding_layers(output, embedding_size, shape, norm, act, dropout)

@@ -1,6 +1,4 @@
-"""A network's files: ``prefix-symbol.json`` and ``prefix-0001.params``, as insightface's tools read
-them.
-"""
+"""Save and load networks as insightface does: ``prefix-symbol.json``, ``prefix-0001.params``."""
 
 from __future__ import annotations
 
@@ -9,27 +7,28 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from dsoftmax.recognition.common.arrays import save_arrays
+from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.networks.factory import create
 from dsoftmax.recognition.networks.network import Network
 
 INPUT, EMBEDDING = "data", "fc1"
 CLASSIFIER = "fc7"
-# The last dense layer's weight before a BatchNorm had the first name once, and has the second.
+# Two names of the weight of the last dense layer, the older one first.
 RENAMED = {"fc1_weight": "pre_fc1_weight", "pre_fc1_weight": "fc1_weight"}
 
 
 class Loaded(NamedTuple):
-    """What became of the parameters of a file, by name.
+    """Names of the parameters that `load_parameters` did and did not load.
 
     Attributes
     ----------
     loaded : list of str
     missing : list of str
-        The network's parameters that kept their values; with both shapes where those differ.
+        Parameters that kept their values, because the file has no such array or one of another
+        shape; then both shapes follow the name.
     unexpected : list of str
-        Arrays of the file that the network has no parameters for.
+        Arrays that the network has no parameters for.
     """
 
     loaded: list[str]
@@ -40,9 +39,9 @@ class Loaded(NamedTuple):
 def to_symbol(network: Network) -> mx.sym.Symbol:
     """Return a network's graph from the input ``data`` to the output ``fc1_output``, in float32."""
     options = {key: value for key, value in network.options.items() if key != "sync_devices"}
-    # A network of its own: the given one may compute in another type, or wait for other devices.
+    # A new network: the given one may compute in another type, or wait for other devices.
     twin = create(network.name, network.embedding_size, **options)
-    with mx.name.NameManager():  # of its own as well: the same network has the same file
+    with mx.name.NameManager():  # so that the same network has the same file
         return mx.sym.identity(twin(mx.sym.var(INPUT)), name=EMBEDDING)
 
 
@@ -52,20 +51,20 @@ def save_model(
     epoch: int,
     parameters: dict[str, mx.nd.NDArray] | None = None,
 ) -> None:
-    """Save a network that ran at least once, its graph and its parameters in float32.
+    """Save the graph and the float32 parameters of a network that ran at least once.
 
-    Moving averages, which devices may have their own of, are saved as their means.
+    Moving averages, which can differ between devices, are averaged over the devices.
 
     Parameters
     ----------
     network : Network
     prefix : str
-        Path and beginning of the names of both files.
+        Folder and beginning of the names of both files.
     epoch : int
-        In the name of the file of parameters.
+        Part of the name of the parameter file.
     parameters : dict of str to NDArray, optional
-        What to save instead of the network's own: copies of a parameter on other devices are
-        named ``name@1``, ….
+        Parameters to save instead of the network's; copies on other devices are named ``name@1``,
+        ….
     """
     symbol = to_symbol(network)
     auxiliary = set(symbol.list_auxiliary_states())
@@ -86,7 +85,7 @@ def _copies_of(
     network: Network, parameters: dict[str, mx.nd.NDArray] | None
 ) -> dict[str, list[mx.nd.NDArray]]:
     if parameters is None:
-        return {name: found.list_data() for name, found in network.collect_params().items()}
+        return {name: parameter.list_data() for name, parameter in network.collect_params().items()}
     copies: dict[str, list[mx.nd.NDArray]] = {}
     for name, array in parameters.items():
         copies.setdefault(name.partition("@")[0], []).append(array)
@@ -98,7 +97,7 @@ def load_parameters(
     source: str | os.PathLike | dict[str, mx.nd.NDArray],
     ctx: mx.Context | Sequence[mx.Context] | None = None,
 ) -> Loaded:
-    """Load parameters by name; those of a classifier (``fc7``) are passed over.
+    """Load parameters by name; ignore those of a classifier (``fc7``).
 
     Parameters
     ----------
@@ -112,37 +111,26 @@ def load_parameters(
     -------
     Loaded
     """
-    arrays = {key.split(":", 1)[-1]: array for key, array in _read(source).items()}
+    arrays = source if isinstance(source, dict) else load_arrays(source)
+    arrays = {key.split(":", 1)[-1]: array for key, array in arrays.items()}
     arrays = {key: array for key, array in arrays.items() if not key.startswith(CLASSIFIER)}
-    found = Loaded([], [], [])
+    result = Loaded([], [], [])
     for name, parameter in network.collect_params().items():
         saved_name = name if name in arrays else RENAMED.get(name)
         array = arrays.pop(saved_name, None)
         if array is None:
-            found.missing.append(name)
+            result.missing.append(name)
         elif not _fits(array.shape, parameter.shape):
-            found.missing.append(f"{name} {parameter.shape}, in the file {array.shape}")
+            result.missing.append(f"{name} {parameter.shape}, in the file {array.shape}")
         else:
             parameter._load_init(array, ctx, cast_dtype=True)
-            found.loaded.append(name)
-    found.unexpected.extend(arrays)
-    return found
-
-
-def _read(source: str | os.PathLike | dict[str, mx.nd.NDArray]) -> dict[str, mx.nd.NDArray]:
-    if isinstance(source, dict):
-        return source
-    try:
-        arrays = mx.nd.load(os.fspath(source))
-    except mx.MXNetError:
-        raise ValueError(f"{source}: not a parameter file, or not a whole one") from None
-    if not isinstance(arrays, dict):
-        raise ValueError(f"{source}: its parameters have no names")
-    return arrays
+            result.loaded.append(name)
+    result.unexpected.extend(arrays)
+    return result
 
 
 def _fits(shape: tuple[int, ...], expected: tuple[int, ...] | None) -> bool:
-    """Tell whether a shape is as expected, where 0 stands for any length, None for any shape."""
+    """Say whether a shape is as expected, where 0 stands for any length, None for any shape."""
     return expected is None or (
         len(shape) == len(expected)
         and all(length in (0, actual) for length, actual in zip(expected, shape))

@@ -1,4 +1,4 @@
-"""What a network costs: the floating-point operations of one image."""
+"""Count the floating-point operations that a network takes per image."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ import numpy as np
 def count_flops(symbol: mx.sym.Symbol, image_shape: tuple[int, int, int]) -> int:
     """Count the operations of convolutions and fully connected layers, as insightface does.
 
-    Each number of a layer's output is a sum of products: as many multiplications as it has terms
-    and one addition fewer, and one more for a bias. So the count is about twice that of
-    multiply-adds. Normalizations, activations and pooling are not counted. Of grouped convolutions
-    insightface takes some additions too many: 439.8M for y1, which has 438.7M.
+    Each number of a layer's output is a sum of n products: n multiplications and n - 1 additions,
+    and one more addition for a bias. So the count is about twice the number of multiply-adds.
+    Normalizations, activations and pooling are not counted. insightface counts too many additions
+    in grouped convolutions: 439.8M for y1, which takes 438.7M.
 
     Parameters
     ----------

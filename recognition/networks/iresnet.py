@@ -54,24 +54,24 @@ NETWORKS = {
 
 
 class IResNet(HybridBlock):
-    """The layers before the head.
+    """The layers that compute features.
 
     Parameters
     ----------
     norm : callable
-        Makes a `BatchNorm` of a name.
+        Makes a `BatchNorm`, given its name.
     act : str
         Kind of activation.
     units_per_stage : sequence of int
-        Of the four stages, each of which halves the image.
+        Number of units in each of the four stages, each of which halves the image.
     se : {0, 1}
-        Whether a unit weighs its channels by squeeze and excitation.
+        Whether units weight their channels by squeeze and excitation.
     unit : {1, 2, 3}
         1: activation after the sum; 2: before each convolution; 3: insightface's improved unit.
     input : {0, 1, 2}
         Stem: 0 is 7x7 with stride 2, 1 is 3x3, 2 is 3x3 on pixels scaled by a batch normalization.
     multiplier : float
-        Of all numbers of channels.
+        Factor of all numbers of channels.
     """
 
     def __init__(
@@ -122,7 +122,7 @@ class _Unit(HybridBlock):
     channels : int
     is_first : bool
     norm, act
-        As of `IResNet`.
+        See `IResNet`.
     se : bool
     """
 
@@ -145,12 +145,12 @@ class _Unit(HybridBlock):
 
     def _join(self, branch, data):
         """Sum the weighted branch and the shortcut of `data`."""
-        weighed = self.se(branch) if self.se else branch
-        return weighed + (self.shortcut(data) if self.shortcut else data)
+        weighted = self.se(branch) if self.se else branch
+        return weighted + (self.shortcut(data) if self.shortcut else data)
 
 
 class PostActivationUnit(_Unit):
-    """conv-BN-act-conv-BN, the sum activated."""
+    """Computes conv-BN-act-conv-BN and activates the sum."""
 
     def __init__(self, name: str, channels: int, is_first: bool, norm: Norm, act: str, se: bool):
         super().__init__(name, channels, is_first, norm, act, se)
@@ -163,14 +163,14 @@ class PostActivationUnit(_Unit):
 
 
 class EarlyStridePostActivationUnit(PostActivationUnit):
-    """The same with the stride in the first convolution, where the stem has one already."""
+    """Strides in its first convolution, for networks whose stem has a stride, too."""
 
     first_stride = 2
     second_stride = 1
 
 
 class PreActivationUnit(_Unit):
-    """BN-act-conv-BN-act-conv; the shortcut begins after the first activation."""
+    """Computes BN-act-conv-BN-act-conv; the shortcut begins after the first activation."""
 
     first_stride = 2
     second_stride = 1
@@ -190,7 +190,7 @@ class PreActivationUnit(_Unit):
 
 
 class ImprovedUnit(_Unit):
-    """BN-conv-BN-act-conv-BN, the sum as it is."""
+    """Computes BN-conv-BN-act-conv-BN and leaves the sum as it is."""
 
     def __init__(self, name: str, channels: int, is_first: bool, norm: Norm, act: str, se: bool):
         super().__init__(name, channels, is_first, norm, act, se)
@@ -206,7 +206,7 @@ UNITS = {1: PostActivationUnit, 2: PreActivationUnit, 3: ImprovedUnit}
 
 
 class SqueezeExcitation(HybridBlock):
-    """Weights of 0 to 1 for the channels, from their means."""
+    """Weights channels by 0 to 1, computed from their means."""
 
     def __init__(self, name: str, channels: int, act: str, reduction: int = 16):
         super().__init__(prefix=f"{name}_")
@@ -217,6 +217,6 @@ class SqueezeExcitation(HybridBlock):
         )
 
     def hybrid_forward(self, F, data):
-        """Weigh the channels of `data`, (B, C, H, W)."""
+        """Weight the channels of `data`, (B, C, H, W)."""
         means = F.Pooling(data, global_pool=True, pool_type="avg", kernel=(1, 1))
         return F.broadcast_mul(data, F.sigmoid(self.weigh(means)))

@@ -43,10 +43,10 @@ class BatchNorm(HybridBlock):
     fix_gamma : bool
         Keep gamma at 1.
     sync_devices : int
-        Number of devices whose batches are normalized as one. In training all of them must then
-        run the layer, each waiting for the others. CPU contexts hang by that, as they have one
-        thread each and share few work spaces, unless MXNET_CPU_WORKER_NTHREADS is 2 and
-        MXNET_CPU_TEMP_COPY 64 or more when MXNet is imported.
+        Number of devices whose batches are normalized together. In training all of them must run
+        the layer, each waiting for the others. CPU contexts have one thread each and share few
+        work spaces; they hang unless MXNET_CPU_WORKER_NTHREADS is 2 and MXNET_CPU_TEMP_COPY is at
+        least 64 when MXNet is imported.
     """
 
     def __init__(
@@ -61,7 +61,7 @@ class BatchNorm(HybridBlock):
         self._options = {"momentum": momentum, "eps": epsilon, "fix_gamma": fix_gamma}
         self._sync_options = {}
         if sync_devices > 1:
-            # Devices meet under this key: a same-named layer of another network needs its own.
+            # Devices meet under this key, so that layers of different networks need different ones.
             self._sync_options = {"ndev": sync_devices, "key": f"{name}_{next(_sync_keys)}"}
         self.gamma = self._add("gamma", "ones", is_learnt=not fix_gamma)
         self.beta = self._add("beta", "zeros")
@@ -97,7 +97,7 @@ class BatchNorm(HybridBlock):
 
 
 Norm = Callable[..., BatchNorm]
-"""Makes a `BatchNorm` of a name and of options that are not the same throughout a network."""
+"""Makes a `BatchNorm`, given its name and the options that vary within a network."""
 
 
 class PReLU(HybridBlock):
@@ -106,8 +106,9 @@ class PReLU(HybridBlock):
     Attributes
     ----------
     is_composed : bool
-        Compute it by other operators, with the same values. MXNet's own takes six times as long on
-        CPUs on the way back, most of the time of a whole network. The layer must have run before.
+        Use other operators that compute the same values. On CPUs, the backward pass of MXNet's
+        operator takes six times as long, most of the time of a whole network. The layer must have
+        run before.
     """
 
     def __init__(self, name: str):
@@ -124,7 +125,7 @@ class PReLU(HybridBlock):
             return F.LeakyReLU(data, gamma, act_type="prelu", name="fwd")
         positive = F.relu(data)
         (channels,) = self.gamma.shape
-        # To multiply channels by a number each is a convolution of single channels.
+        # Multiplying each channel by a number is a convolution of single channels.
         slopes = F.reshape(gamma, (-1, 1, 1, 1))
         return positive + F.Convolution(
             data - positive,

@@ -23,18 +23,18 @@ EPSILON = 1e-3  # of batch normalization: insightface's symbol leaves MXNet's de
 
 
 class MobileFaceNet(HybridBlock):
-    """The layers before the head.
+    """The layers that compute features.
 
     Parameters
     ----------
     norm : callable
-        Makes a `BatchNorm` of a name.
+        Makes a `BatchNorm`, given its name.
     act : str
         Kind of activation.
     blocks : sequence of int
         Residual blocks of each of the four stages; 1 in the first is a convolution alone.
     multiplier : float
-        Of all numbers of channels.
+        Factor of all numbers of channels.
     """
 
     def __init__(self, norm: Norm, act: str, blocks: Sequence[int], multiplier: float):

@@ -1,4 +1,4 @@
-"""A network: features of pixels, and a head that makes embeddings of them."""
+"""A network: layers that compute features of pixels, and layers that embed these."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST_PROPOSED = 512  # side of images
 
 
 class ImageSizeError(ValueError):
-    """A network can't take images of a size."""
+    """A network can't take images of this size."""
 
 
 class Network(HybridBlock):
@@ -25,11 +25,15 @@ class Network(HybridBlock):
     Attributes
     ----------
     name : str
-        As `create` knows it.
+        The name that `create` takes.
     embedding_size : int
         D.
     options : dict
-        With which `create` makes the same network again.
+        The options with which `create` makes the same network again.
+    features : HybridBlock
+        Maps pixels (B, 3, H, W) to features (B, C, h, w) or (B, C).
+    embedding_layers : HybridBlock
+        Maps features to embeddings (B, D).
     """
 
     def __init__(
@@ -38,7 +42,7 @@ class Network(HybridBlock):
         embedding_size: int,
         options: dict[str, Any],
         features: HybridBlock,
-        head: HybridBlock,
+        embedding_layers: HybridBlock,
     ):
         super().__init__(prefix="")
         self._name = name  # what the property `name` of all blocks returns
@@ -46,23 +50,23 @@ class Network(HybridBlock):
         self.embedding_size = embedding_size
         self.options = options
         self.features = features
-        self.head = head
+        self.embedding_layers = embedding_layers
 
     def cast(self, dtype):
-        """Change the type that is computed in; embeddings stay float32."""
+        """Change the type of the computation; embeddings stay float32."""
         super().cast(dtype)
         self._dtype = np.dtype(dtype).name
 
     def hybridize_for(self, device_type: str) -> None:
-        """Compile a network that ran once, for a type of devices: "cpu" or "gpu"."""
+        """Compile a network that has run once, for a type of device: "cpu" or "gpu"."""
         self.apply(lambda block: _choose_operators(block, device_type))
-        # Memory is planned once for a shape: fresh memory is slow on CPUs.
+        # Memory is planned once per shape: fresh memory is slow on CPUs.
         self.hybridize(static_alloc=True, static_shape=True)
 
     def hybrid_forward(self, F, data):
         """Map (B, 3, H, W) images, uint8 or of any float type, to (B, D) float32."""
         pixels = F.cast(data, dtype=self._dtype)
-        return F.cast(self.head(self.features(pixels)), dtype="float32")
+        return F.cast(self.embedding_layers(self.features(pixels)), dtype="float32")
 
 
 def _choose_operators(block: HybridBlock, device_type: str) -> None:
@@ -83,11 +87,11 @@ def feature_shape(name: str, features: HybridBlock, image_size: tuple[int, int])
     Raises
     ------
     ImageSizeError
-        With a size that can be taken.
+        If the images are too small; the message proposes a size that works.
     """
     symbol = features(mx.sym.var("data"))
     if not isinstance(symbol, mx.sym.Symbol):
-        raise ValueError(f"{name} has several outputs, where one array of features is needed")
+        raise ValueError(f"{name} has several outputs, but exactly one array of features is needed")
     shape = _infer_features(symbol, image_size)
     if shape is not None:
         return shape
@@ -108,11 +112,11 @@ def _propose_size(symbol: mx.sym.Symbol, side: int) -> str:
 
 
 def _infer_features(symbol: mx.sym.Symbol, image_size: tuple[int, int]) -> tuple[int, ...] | None:
-    """Return the shape of the features of one image; None for images that can't be taken.
+    """Return the shape of the features of one image; None if the images are too small.
 
-    MXNet refuses windows that are larger than what they slide over, padding included. A padded
-    convolution that yields a single place passes there, though most of its weights see nothing but
-    padding, and training ends in a crash of oneDNN on some CPUs.
+    MXNet refuses windows larger than the padded input. It accepts a padded convolution that yields
+    a single place, although most of its weights see nothing but padding, and then training crashes
+    in oneDNN on some CPUs.
     """
     internals = symbol.get_internals()
     try:

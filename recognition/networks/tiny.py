@@ -21,19 +21,19 @@ STAGES = ((16, 0), (32, 0), (64, 1), (128, 1))  # channels and residual units of
 
 
 class Tiny(HybridBlock):
-    """Four stages, each a 3x3 convolution that halves the image and residual units of one more.
+    """Four stages: a 3x3 convolution that halves the image, and residual units of one more.
 
-    The feature map is kept whole for the head, as where a stroke or an eye is matters. There are no
-    convolutions of single channels, which MXNet computes slowly on CPUs.
+    The feature map is not pooled, because it matters where an eye is. There are no convolutions of
+    single channels, which MXNet computes slowly on CPUs.
 
     Parameters
     ----------
     norm : callable
-        Makes a `BatchNorm` of a name.
+        Makes a `BatchNorm`, given its name.
     act : str
         Kind of activation.
     multiplier : float
-        Of all numbers of channels.
+        Factor of all numbers of channels.
     """
 
     def __init__(self, norm: Norm, act: str, multiplier: float):
@@ -57,7 +57,7 @@ class _Residual(HybridBlock):
         self.branch = branch
 
     def hybrid_forward(self, F, data):
-        """Add what the branch makes of `data`."""
+        """Add the output of the branch to `data`."""
         return data + self.branch(data)
 
 

@@ -1,4 +1,4 @@
-"""Any classification network of gluoncv, its classifier replaced by a head."""
+"""Classification networks of gluoncv without their classifiers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ DEFAULTS: dict[str, Any] = {"embedding_size": 512, "output": "E"}
 
 
 class ZooFeatures(HybridBlock):
-    """The layers of a network of gluoncv before its classifier.
+    """All layers of a gluoncv network except its classifier.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ class ZooFeatures(HybridBlock):
             near = difflib.get_close_matches(model, get_model_list(), n=3)
             hint = f", did you mean {' or '.join(near)}?" if near else ""
             raise ValueError(f"gluoncv has no network {model!r}{hint}")
-        # A name manager of its own names the parameters alike for every instance.
+        # A new name manager names the parameters alike for every instance.
         with mx.name.NameManager():
             network = get_model(model, pretrained=False)
         self.scale = ScalePixels()

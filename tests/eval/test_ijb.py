@@ -99,6 +99,7 @@ def test_the_whole_way(folder, run, face_model, tmp_path):
     assert again == out
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_other_switches_use_the_same_embeddings(folder, run, symbol_model, tmp_path):
     root, model = folder("IJBB", ("S1", "S2")), f"{symbol_model()},0"
     seen = set()
@@ -110,6 +111,7 @@ def test_other_switches_use_the_same_embeddings(folder, run, symbol_model, tmp_p
     assert len(list((tmp_path / "IJBB_result" / "features").iterdir())) == 1
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_precomputed_features(folder, run, symbol_model, tmp_path):
     root = folder()
     prefix = symbol_model()
@@ -128,6 +130,7 @@ def test_precomputed_features(folder, run, symbol_model, tmp_path):
     np.testing.assert_allclose(np.load(tmp_path / "IJBC_result" / "sum.npy"), expected, atol=1e-5)
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_missing_faces_are_listed_and_lowest(folder, run, symbol_model, tmp_path):
     root = folder()
     crops = root / "loose_crop"
@@ -161,9 +164,9 @@ class TestOpenSet:
         gallery = np.array([101, 102]), np.array([1, 2])
         probes = np.array([201, 202, 203, 204]), np.array([1, 2, 3, 4])
         found = ijb.search(pooled, gallery, probes, "G1")
-        assert found.found.ranks.tolist() == [1, 1]
+        assert found.identification.ranks.tolist() == [1, 1]
         strangers = np.cos(np.radians([50, 45]))  # 203 to 102, 204 to either
-        np.testing.assert_allclose(np.sort(found.found.other_scores), strangers, atol=1e-6)
+        np.testing.assert_allclose(np.sort(found.identification.other_scores), strangers, atol=1e-6)
         assert found.points[0].threshold == pytest.approx(strangers[1], abs=1e-6)
         assert found.points[0].tar == 1
 
@@ -181,7 +184,7 @@ class TestOpenSet:
             (np.array([201, 202, 205]), np.array([1, 3, 1])),
             "both",
         )
-        assert joined.found.rank_rate(1) < 1
+        assert joined.identification.rank_rate(1) < 1
 
     def test_a_gallery_of_strangers(self, pooled):
         gallery, probes = (np.array([101]), np.array([1])), (np.array([203]), np.array([3]))

@@ -85,6 +85,7 @@ def test_the_whole_way(run, face_model, pictures, tmp_path):
     assert names == {f"insightface-{kind}.{end}" for kind in kinds for end in ("png", "pdf")}
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_what_is_there_is_not_made_again(run, symbol_model, pictures, tmp_path):
     model = ["--model", f"{symbol_model()},0"]
     assert run(*model)[0] == 0
@@ -104,6 +105,7 @@ def test_what_is_there_is_not_made_again(run, symbol_model, pictures, tmp_path):
     assert not list((tmp_path / "feature_out").rglob("*.part"))
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_another_model_is_refused_the_folder(run, symbol_model):
     assert run("--model", f"{symbol_model('one')},0")[0] == 0
     code, _, err = run("--model", f"{symbol_model('two')},0")
@@ -118,9 +120,10 @@ def test_features_of_nobody_knows_whom(run, symbol_model, tmp_path, pictures):
     megaface_features.write_feature(str(path), np.ones(16))
     code, _, err = run("--model", f"{symbol_model()},0", "--algo", "x")
     assert code == 2
-    assert "nothing says of which model" in err
+    assert "nothing says which model made it" in err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_two_networks_side_by_side(run, symbol_model, pictures):
     one, two = symbol_model("one", width=4), symbol_model("two", width=3)
     assert run("--model", f"{one},0|{two},0", "--algo", "both")[0] == 0
@@ -136,6 +139,7 @@ def test_two_networks_side_by_side(run, symbol_model, pictures):
     np.testing.assert_allclose(both, np.hstack([first, second]) / np.sqrt(2), atol=1e-4)
 
 
+@pytest.mark.usefixtures("no_figures")
 class TestNoise:
     def flags(self, tmp_path, pictures):
         (tmp_path / "fn.txt").write_text("# please cite\nphoto_9.png\nperson_1/photo_0.png\n")
@@ -197,6 +201,7 @@ class TestNoise:
         assert "all 3 images of a person are called noisy" in err
 
 
+@pytest.mark.usefixtures("no_figures")
 def test_unreadable_images_are_left_out(run, symbol_model, tmp_path, pictures):
     root = tmp_path / "data" / "megaface_images"
     (root / list(pictures["megaface"])[2]).write_bytes(b"no image")
@@ -209,6 +214,7 @@ def test_unreadable_images_are_left_out(run, symbol_model, tmp_path, pictures):
     assert "Rank1@23: " in out
 
 
+@pytest.mark.usefixtures("no_figures")
 class TestFiles:
     def test_layout(self, tmp_path):
         path = str(tmp_path / "x.bin")
@@ -268,4 +274,4 @@ def test_mistakes_of_users(run, symbol_model, flags, message):
 def test_no_features_at_all(run):
     code, _, err = run()
     assert code == 2
-    assert "there is no such file, nor of any other image" in err
+    assert "there is no such file, and none for any other image" in err

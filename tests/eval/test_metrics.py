@@ -216,7 +216,7 @@ class TestKnowingTheHighestOnly:
         )
 
     def test_too_few_are_refused(self):
-        with pytest.raises(ValueError, match="20 of 60 scores do not tell the rate"):
+        with pytest.raises(ValueError, match="20 of 60 scores are too few for the rate"):
             metrics.at_far(np.ones(3), np.arange(20), [0.1, 0.5], total=60)
 
 

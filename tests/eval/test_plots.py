@@ -122,7 +122,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("kind", "name", "content", "message"),
         [
-            ("roc", "a.json", b"[]", "a.json: not what the commands of eval write"),
+            ("roc", "a.json", b"[]", "a.json: not a file that a command of eval wrote"),
             ("roc", "a.json", b'{"results": []}', "there is no roc in any result"),
             ("classes", "a.npy", b"", "a.npy: "),
             ("scatter", "a.npz", b"nothing", "a .npz of `embeddings` and `labels`"),

@@ -143,21 +143,21 @@ class TestFiles:
         [
             (templates.read_faces, "a 1 2", "line 1 is not `name x1 y1"),
             (templates.read_faces, "a" + " x" * 11, "line 1 is not `name x1 y1"),
-            (templates.read_faces, "", "no line in it"),
+            (templates.read_faces, "", "the file is empty"),
             (lambda path: templates.read_members(path, ["a"]), "a 1 x", "line 1 is not `name"),
             (
                 lambda path: templates.read_members(path, ["a"]),
                 "a 1 1\nb 1 1",
                 "line 2: 'b' is not",
             ),
-            (lambda path: templates.read_members(path, ["a"]), "", "no line in it"),
+            (lambda path: templates.read_members(path, ["a"]), "", "the file is empty"),
             (templates.read_pairs, "1 2 1\n3 4\n", "its lines are not"),
             (templates.read_pairs, "1 2 2\n", "its lines are not"),
             (templates.read_pairs, "1 2 1\n3 x 0\n", "its lines are not"),
             (templates.read_pairs, "", "its lines are not"),
-            (templates.read_people, "a,b\n1,2\n1,3\n", "line 3: template 1 shows 3, and 2 in"),
+            (templates.read_people, "a,b\n1,2\n1,3\n", "line 3: template 1 shows 3, but 2 in"),
             (templates.read_people, "a,b\n1,x\n", "line 2 is not `template,subject"),
-            (templates.read_people, "a,b\n", "no template in it"),
+            (templates.read_people, "a,b\n", "holds no template"),
         ],
     )
     def test_bad_files_are_named(self, write, read, text, message):

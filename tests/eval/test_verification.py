@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from naive_metrics import naive_fold_accuracy
 
-from dsoftmax.eval import verification
+from dsoftmax.eval import metrics, verification
+from dsoftmax.eval.mistakes import worst_mistakes
 from dsoftmax.eval.models import ModelName, load_model
 from dsoftmax.recognition.data.packs import Pack, write_pack
 
@@ -52,7 +53,7 @@ def raw_pixels(images):
 class TestEvaluate:
     def test_against_the_protocol_spelled_out(self, pack):
         made = pack()
-        (result,) = verification.evaluate(raw_pixels, [made], batch_size=7)
+        result = verification.verify(raw_pixels, made, batch_size=7)
         embeddings, norms = [], []
         for image in range(60):
             pixels = cv2.imdecode(made.images[image], cv2.IMREAD_COLOR)[:, :, ::-1].transpose(
@@ -113,6 +114,14 @@ class TestEvaluate:
         assert np.isnan(result.auc)
         assert "roc" not in result.as_json()
         json.dumps(result.as_json())
+
+    def test_one_result_per_pack(self, pack):
+        packs = [pack(4, "first"), pack(6, "second")]
+        results = verification.evaluate(raw_pixels, packs, folds=2)
+        assert [result.name for result in results] == ["first", "second"]
+        for made, result in zip(packs, results):
+            alone = verification.verify(raw_pixels, made, folds=2)
+            np.testing.assert_array_equal(result.cosines, alone.cosines)
 
     def test_two_pairs_are_enough(self, pack):
         (result,) = verification.evaluate(raw_pixels, [pack(2)])
@@ -225,17 +234,17 @@ def test_worst_mistakes():
         None,
         np.array([0.9, 0.1, -0.2, 0.8, 0.6, 0.0]),
         1.0,
-        verification.metrics.FoldAccuracy(0, 0, np.zeros(1), np.array([1.0])),
+        metrics.FoldAccuracy(0, 0, np.zeros(1), np.array([1.0])),
         None,
         None,
         0.0,
         0.0,
     )
     assert result.threshold == 0.5
-    refused, accepted = verification.worst_mistakes(result)
+    refused, accepted = worst_mistakes(result)
     assert refused.tolist() == [2, 1]
     assert accepted.tolist() == [3, 4]
-    refused, accepted = verification.worst_mistakes(result, most=1)
+    refused, accepted = worst_mistakes(result, most=1)
     assert (refused.tolist(), accepted.tolist()) == ([2], [3])
 
 

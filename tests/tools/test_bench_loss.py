@@ -3,8 +3,9 @@ import json
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.tools import bench_loss
-from dsoftmax.tools.bench_loss import Bench, Contender, groups_that_fit, main
+from dsoftmax.tools.bench_loss import main
+from dsoftmax.tools.benchmarks import loss as loss_benchmark
+from dsoftmax.tools.benchmarks.loss import Bench, Contender, groups_that_fit
 
 SMALL = ["--classes", "300", "--width", "8", "--batch-size", "16", "--sample-rate", "1/8"]
 SHORT = ["--warm-ups", "1", "--steps", "3"]
@@ -13,6 +14,24 @@ SHORT = ["--warm-ups", "1", "--steps", "3"]
 def contender(loss="dsoftmax_k", **changes):
     options = {"classes": 300, "width": 8, "batch_size": 16, "sample_rate": 1 / 8, "name": loss}
     return Contender(loss, **{**options, **changes})
+
+
+class InThisProcess:
+    """Takes the place of `Isolated`, which has tests of its own and takes seconds to start."""
+
+    def __init__(self, make, *arguments):
+        self._instance = make(*arguments)
+
+    def call(self, method):
+        return getattr(self._instance, method)()
+
+    def stop(self):
+        pass
+
+
+@pytest.fixture
+def in_this_process(monkeypatch):
+    monkeypatch.setattr(loss_benchmark, "Isolated", InThisProcess)
 
 
 def run(capsys, *arguments):
@@ -31,7 +50,7 @@ def test_tables(capsys):
     assert [len(cells) for cells in costs] == [7, 10]
 
 
-def test_json_and_plot(capsys, tmp_path):
+def test_json_and_plot(capsys, tmp_path, in_this_process):
     arguments = ["--losses", "dsoftmax", "dsoftmax_k", "--json", str(tmp_path / "out.json")]
     arguments += ["--plot", str(tmp_path / "k.png"), "--plot-classes", "300,100"]
     run(capsys, *arguments)
@@ -57,7 +76,7 @@ def test_json_and_plot(capsys, tmp_path):
     assert (tmp_path / "k.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_forest_is_charged_for_its_rebuilds(capsys):
+def test_the_forest_is_charged_for_its_rebuilds(capsys, in_this_process):
     report = json.loads(run(capsys, "--losses", "hf_softmax", "--json"))
     (result,) = report["results"]
     assert 0 < result["rebuild"] < result["sampler"] < result["seconds"]
@@ -88,7 +107,7 @@ def test_a_rebuild_is_spread_over_the_steps_between(monkeypatch):
 def test_the_floor_has_the_shapes_of_the_step(loss, devices, rows, monkeypatch):
     bench = Bench(contender(loss, devices=devices))
     bench.step()
-    monkeypatch.setattr(bench_loss, "FLOOR_CLASSES", 70)
+    monkeypatch.setattr(loss_benchmark, "FLOOR_CLASSES", 70)
     bench.floor()
     batch = 2 if loss == "dsoftmax_b" else 16
     for products, expected in zip(bench._floor, rows):
@@ -102,13 +121,13 @@ def test_the_floor_has_the_shapes_of_the_step(loss, devices, rows, monkeypatch):
 def test_groups(monkeypatch):
     some = [contender(name=str(number)) for number in range(5)]
     need = some[0].bytes_needed
-    monkeypatch.setattr(bench_loss, "available_bytes", lambda: 2.5 * need)
+    monkeypatch.setattr(loss_benchmark, "available_bytes", lambda: 2.5 * need)
     assert [[c.name for c in group] for group in groups_that_fit(some)] == [
         ["0", "1"],
         ["2", "3"],
         ["4"],
     ]
-    monkeypatch.setattr(bench_loss, "available_bytes", lambda: 0.5 * need)
+    monkeypatch.setattr(loss_benchmark, "available_bytes", lambda: 0.5 * need)
     with pytest.raises(ValueError, match="choose fewer --classes"):
         groups_that_fit(some)
 
@@ -122,7 +141,7 @@ def test_groups(monkeypatch):
         (["--losses", "dsoftmax:store=host"], "store='host' copies the step's rows"),
     ],
 )
-def test_wrong_flags(arguments, message, capsys):
+def test_wrong_flags(arguments, message, capsys, in_this_process):
     assert main([*SMALL, *SHORT, *arguments]) == 2
     assert message in capsys.readouterr().err
 

@@ -2,6 +2,7 @@ import cv2
 import numpy as np
 import pytest
 
+from dsoftmax.recognition.data import folders
 from dsoftmax.recognition.data.images import ARCFACE_TEMPLATE, align, decode
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.tools import dir2rec, rec2dir
@@ -67,8 +68,8 @@ def test_list_with_names_numbers_and_landmarks(tmp_path, picture):
     turned = ARCFACE_TEMPLATE[:, ::-1] + 30
     numbers = " ".join(f"{value:.4f}" for value in turned.ravel())
     (tmp_path / "named.txt").write_text(f"a.png zoe\nb.png adam {numbers}\nc.png zoe\n")
-    sources = dir2rec.read_list(tmp_path / "named.txt", tmp_path)
-    summary = dir2rec.build(sources, tmp_path / "named", extension=".png")
+    sources = folders.read_list(tmp_path / "named.txt", tmp_path)
+    summary = folders.build(sources, tmp_path / "named", extension=".png")
     assert (summary.images, summary.identities, summary.aligned) == (3, 2, 1)
     records = Records(tmp_path / "named")
     assert records.labels.tolist() == [0, 1, 1]
@@ -76,7 +77,7 @@ def test_list_with_names_numbers_and_landmarks(tmp_path, picture):
     assert np.abs(decode(records.read(0)[1]).astype(int) - expected).max() <= 1
 
     (tmp_path / "numbered.csv").write_text("a.png,7\nb.png,3\nc.png,7\n")
-    dir2rec.build(dir2rec.read_list(tmp_path / "numbered.csv", tmp_path), tmp_path / "numbered")
+    folders.build(folders.read_list(tmp_path / "numbered.csv", tmp_path), tmp_path / "numbered")
     assert Records(tmp_path / "numbered").labels.tolist() == [3, 7, 7]
 
 
@@ -87,18 +88,18 @@ def test_insightface_lst(tmp_path, picture):
     save(tmp_path / "my face.png", picture(300, 300))
     save(tmp_path / "b.png", picture())
     (tmp_path / "train.lst").write_text(f"0\tmy face.png\t5\t{box}\t{xs}\t{ys}\n1\tb.png\t4\n")
-    sources = dir2rec.read_list(tmp_path / "train.lst", tmp_path)
+    sources = folders.read_list(tmp_path / "train.lst", tmp_path)
     np.testing.assert_allclose(sources[0].landmarks, landmarks, atol=1e-4)
     assert sources[1].landmarks is None
     assert [source.identity for source in sources] == [5, 4]
     (tmp_path / "train.lst").write_text(f"0\tmy face.png\t5\t{box}\n")
     with pytest.raises(ValueError, match="line 1: an image that is not aligned needs"):
-        dir2rec.read_list(tmp_path / "train.lst", tmp_path)
+        folders.read_list(tmp_path / "train.lst", tmp_path)
 
 
 def test_im2rec_lst(tmp_path):
     (tmp_path / "train.lst").write_text("0\t2.000000\ta/b.jpg\n1\t0.000000\tc.jpg\n")
-    sources = dir2rec.read_list(tmp_path / "train.lst", "root")
+    sources = folders.read_list(tmp_path / "train.lst", "root")
     assert [(source.path, source.identity) for source in sources] == [
         ("root/a/b.jpg", 2),
         ("root/c.jpg", 0),
@@ -133,16 +134,16 @@ def test_small_identities_can_be_left_out(tmp_path, picture, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a.jpg\n", r"line 1: 1 fields are none of the forms"),
+        ("a.jpg\n", r"line 1: 1 fields fit none of the forms"),
         ("a.jpg 1\nb.jpg 1 2 3\n", r"line 2: 4 fields"),
         ("a.jpg 1 " + "x " * 10, r"line 1: could not convert"),
-        ("\n", "there is no line"),
+        ("\n", "the file is empty"),
     ],
 )
 def test_bad_lists(tmp_path, content, message):
     (tmp_path / "list").write_text(content)
     with pytest.raises(ValueError, match=message):
-        dir2rec.read_list(tmp_path / "list", tmp_path)
+        folders.read_list(tmp_path / "list", tmp_path)
 
 
 def test_bad_arguments(tmp_path, picture, capsys, dataset):

@@ -19,6 +19,12 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 DOWN_WITHIN = 10
 
 # Begins every program: it leaves its environment and arguments in a file named by who it is.
+QUICK_TO_STOP = """\
+import sys
+from dsoftmax.tools import launch
+launch.SECONDS_TO_STOP = {}
+sys.exit(launch.main())
+"""
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 folder = os.path.dirname(os.path.abspath(__file__))
@@ -102,8 +108,11 @@ class Launched:
         path.write_text(PREAMBLE + program)
         return [sys.executable, str(path), *arguments]
 
-    def start(self, flags, program, *arguments, **options):
-        words = [sys.executable, str(REPOSITORY / "tools" / "launch.py"), *flags]
+    def start(self, flags, program, *arguments, seconds_to_stop=None, **options):
+        launcher = [str(REPOSITORY / "tools" / "launch.py")]
+        if seconds_to_stop is not None:
+            launcher = ["-c", QUICK_TO_STOP.format(seconds_to_stop)]
+        words = [sys.executable, *launcher, *flags]
         self.process = subprocess.Popen(
             [*words, "--", *self.command(program, *arguments)],
             stdout=subprocess.PIPE,
@@ -362,8 +371,8 @@ def test_the_command_does_not_exist(capfd):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (["-n", "1"], "it stands behind --"),
-        (["-n", "1", "--"], "it stands behind --"),
+        (["-n", "1"], "it follows --"),
+        (["-n", "1", "--"], "it follows --"),
         (["-n", "0", "--", "true"], "-n/--workers: a whole number of 1 or more is needed, not '0'"),
         (["-n", "1", "--port", "65536", "--", "true"], "from 1 to 65535 is needed, not '65536'"),
         (["-n", "1", "--env", "A", "--", "true"], "NAME=VALUE is needed, not 'A'"),
@@ -466,7 +475,7 @@ if rank:
 
 def test_the_grace_ends_and_the_stubborn_are_killed(launched):
     program = "if rank:\n signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + GRANDCHILD
-    launched.start(["-n", "1", "-s", "1", "--grace", "1"], program + SLEEP)
+    launched.start(["-n", "1", "-s", "1", "--grace", "1"], program + SLEEP, seconds_to_stop=0.5)
     launched.wait_for(worker=1, grandchild=3)
     launched.process.send_signal(signal.SIGTERM)
     code, _, err = launched.end()

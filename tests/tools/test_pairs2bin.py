@@ -2,6 +2,7 @@ import cv2
 import pytest
 
 from dsoftmax.recognition.data.packs import read_pack
+from dsoftmax.recognition.data.pairs import make_pack, read_pairs
 from dsoftmax.tools import pairs2bin
 
 
@@ -83,8 +84,8 @@ def test_pairs_that_cannot_be_read_are_told(faces, run, tmp_path, capsys):
         ("a.jpg b.jpg 1\na.jpg b.jpg maybe\n", "line 2 is none of"),
         ("a.jpg b.jpg 1\nAnn 1\n", "line 2 is none of"),
         ("a.jpg b.jpg maybe\na.jpg b.jpg 1\n", "line 1 is none of"),
-        ("", "no pair in it"),
-        ("one,two,same?\n", "no pair in it"),
+        ("", "holds no pair"),
+        ("one,two,same?\n", "holds no pair"),
         ("x.jpg y.jpg 1\n", "no pair could be read"),
     ],
 )
@@ -133,8 +134,8 @@ def test_real_faces_survive(real_data, tmp_path):
             (tmp_path / name).write_bytes(pack.images[2 * pair + side])
         lines.append(f"{pair}_0.jpg {pair}_1.jpg {int(pack.issame[pair])}\n")
     (tmp_path / "pairs.txt").write_text("".join(lines))
-    pairs = pairs2bin.read_pairs(tmp_path / "pairs.txt", tmp_path)
-    again, left_out = pairs2bin.make_pack("again", pairs)
+    pairs = read_pairs(tmp_path / "pairs.txt", tmp_path)
+    again, left_out = make_pack("again", pairs)
     assert left_out == []
     assert cv2.imdecode(again.images[0], 1).shape == (112, 112, 3)
     assert all((one == other).all() for one, other in zip(again.images, pack.images))

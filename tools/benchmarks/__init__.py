@@ -1,1 +1,1 @@
-"""What the benchmarks share."""
+"""What the benchmarks in tools/ measure; the commands parse flags, call this and print."""

@@ -1,4 +1,4 @@
-"""The description of a machine, and a process of its own for each contender."""
+"""Describe the machine, and run each contender in its own process."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dsoftmax.recognition.common.cli import default_threads
 
 
 def describe_machine() -> dict[str, Any]:
-    """Return what figures were measured on."""
+    """Return the processor, the cores and the memory that figures were measured on."""
     processor = platform.processor() or platform.machine()
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
@@ -25,27 +25,34 @@ def describe_machine() -> dict[str, Any]:
 
 
 def _serve(connection, make: Callable, arguments: tuple) -> None:
-    """Answer with the results of an object's methods."""
+    """Call the methods that the parent names and send it their results."""
     try:
-        made = make(*arguments)
+        instance = make(*arguments)
         connection.send(None)
         while True:
-            connection.send(getattr(made, connection.recv())())
+            connection.send(getattr(instance, connection.recv())())
     except (KeyboardInterrupt, EOFError):
-        pass  # the parent has the say
-    except Exception as error:  # to be raised where the user sees it
+        pass  # the parent decides what happens now
+    except Exception as error:  # the parent raises it again, where the user sees it
         connection.send(error)
 
 
-class Apart:
-    """An object in a process of its own, so that its memory can be measured.
+class Isolated:
+    """An object in its own process, so that its memory can be measured.
 
     Parameters
     ----------
     make : callable
-        Makes the object, in the process.
+        Makes the object, in the new process.
     *arguments
-        Its arguments.
+        Arguments of `make`.
+
+    Examples
+    --------
+    >>> numbers = Isolated(list)
+    >>> numbers.call("copy")
+    []
+    >>> numbers.stop()
     """
 
     def __init__(self, make: Callable, *arguments):
@@ -60,8 +67,8 @@ class Apart:
             self.stop()
             raise
 
-    def ask(self, method: str) -> Any:
-        """Return what a method of the object returns; what it raises is raised."""
+    def call(self, method: str) -> Any:
+        """Call a method of the object; return its result or raise its error."""
         self._connection.send(method)
         return self._receive()
 
@@ -71,8 +78,8 @@ class Apart:
         except (EOFError, ConnectionResetError):
             self._process.join()
             raise ValueError(
-                f"a process ended with exit code {self._process.exitcode}, if it is -9 most likely "
-                "for want of memory"
+                f"a process ended with exit code {self._process.exitcode}; -9 most likely means "
+                "that memory ran out"
             ) from None
         if isinstance(answer, Exception):
             raise answer

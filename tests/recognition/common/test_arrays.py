@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.recognition.common.arrays import Blocks, save_arrays, size_of
+from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays, size_of
 
 
 def test_files_are_those_of_mxnet(tmp_path, rng):
@@ -36,6 +36,28 @@ def test_arrays_of_another_device_are_the_same_file(tmp_path):
     for number in range(2):
         save_arrays(tmp_path / str(number), {"a": mx.nd.ones(2, ctx=mx.cpu(number))})
     assert (tmp_path / "0").read_bytes() == (tmp_path / "1").read_bytes()
+
+
+def test_arrays_are_loaded_as_they_were_saved(tmp_path, rng):
+    arrays = {"a": rng.normal(size=(3, 2)).astype(np.float32), "b": np.arange(5)}
+    save_arrays(tmp_path / "file", arrays)
+    loaded = load_arrays(tmp_path / "file")
+    assert list(loaded) == ["a", "b"]
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name].asnumpy(), array)
+
+
+def test_files_that_cannot_be_loaded(tmp_path):
+    path = tmp_path / "file"
+    with pytest.raises(FileNotFoundError, match="file: there is no such file"):
+        load_arrays(path)
+    save_arrays(path, {"a": np.ones(1000, np.float32)})
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(ValueError, match="file: not a parameter file, or not a whole one"):
+        load_arrays(path)
+    mx.nd.save(str(path), [mx.nd.ones(2)])
+    with pytest.raises(ValueError, match="file: its parameters have no names"):
+        load_arrays(path)
 
 
 @pytest.mark.parametrize("missing", [1, 1000, 5000, 15000])

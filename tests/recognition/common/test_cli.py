@@ -1,4 +1,5 @@
 import argparse
+import functools
 import importlib
 import json
 import subprocess
@@ -7,7 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from dsoftmax.recognition.common.cli import command, image_size, print_json, rate, some_of
+from dsoftmax.recognition.common import cli
+from dsoftmax.recognition.common.cli import (
+    command,
+    image_size,
+    make_parser,
+    print_json,
+    rate,
+    some_of,
+)
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 COMMANDS = sorted(
@@ -18,12 +27,56 @@ COMMANDS = sorted(
 )
 
 
+SLOW_LIBRARIES = ["cv2", "gluoncv", "matplotlib", "mxnet", "scipy", "sklearn"]
+IMPORT_LATE = [name for name in COMMANDS if name not in {"recognition.train"}]
+HELP = """
+import importlib, sys
+try:
+    importlib.import_module(f"dsoftmax.{sys.argv[1]}").main(["--help"])
+except SystemExit as stop:
+    assert stop.code == 0
+print([name for name in sys.argv[2:] if name in sys.modules])
+"""
+
+
+@pytest.fixture(scope="module")
+def help_of():
+    """Return a function that returns what a command prints for --help, as a list of lines."""
+
+    @functools.lru_cache(maxsize=None)
+    def run(name):
+        result = subprocess.run(
+            [sys.executable, "-c", HELP, name, *SLOW_LIBRARIES],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stderr
+        return result.stdout.splitlines()
+
+    return run
+
+
 @pytest.mark.parametrize("name", COMMANDS)
-def test_every_command_has_help(name, capsys):
-    with pytest.raises(SystemExit) as stop:
-        importlib.import_module(f"dsoftmax.{name}").main(["--help"])
-    assert stop.value.code == 0
-    assert f"usage: {name.split('.')[1]}" in capsys.readouterr().out
+def test_every_command_has_help(name, help_of):
+    assert help_of(name)[0].startswith(f"usage: {name.split('.')[1]}")
+
+
+@pytest.mark.parametrize("name", IMPORT_LATE)
+def test_help_imports_no_slow_library(name, help_of):
+    assert help_of(name)[-1] == "[]"
+
+
+@pytest.mark.parametrize("name", IMPORT_LATE)
+def test_help_explains_every_flag_and_has_an_example(name, help_of):
+    lines = help_of(name)
+    assert any(line.lstrip().startswith("python ") for line in lines)
+    parser = importlib.import_module(f"dsoftmax.{name}").build_parser()
+    assert all(action.help for action in parser._actions)
+    text = " ".join(" ".join(lines).split())
+    for action in parser._actions:
+        if isinstance(action.default, (int, float)) and action.default is not False:
+            assert f"default: {action.default}" in text, action.dest
 
 
 def test_commands_are_found():
@@ -55,6 +108,34 @@ def test_expected_failures_are_one_line(capsys):
     with pytest.raises(ZeroDivisionError):
         main(ZeroDivisionError())
     assert main(KeyboardInterrupt()) == 130
+
+
+def make_greeting_parser():
+    parser = make_parser("greet", "Greet somebody.")
+    parser.add_argument("--name", default="you", help="whom")
+    parser.add_argument("--loud", action="store_true", help="shout")
+    return parser
+
+
+def test_flags_are_parsed_before_libraries_are_checked(capsys, monkeypatch):
+    seen = []
+    monkeypatch.setattr(cli, "require", seen.extend)
+
+    @command(parser=make_greeting_parser, needs=["mxnet", "opencv"])
+    def main(args):
+        seen.append(args.name)
+
+    with pytest.raises(SystemExit):
+        main(["--name"])
+    assert seen == []
+    assert main(["--name", "Ann"]) == 0
+    assert seen == ["mxnet", "opencv", "Ann"]
+
+
+def test_help_shows_defaults():
+    text = make_greeting_parser().format_help()
+    assert "whom (default: you)" in text
+    assert "shout\n" in text
 
 
 @pytest.mark.parametrize(("text", "size"), [("112,96", (112, 96)), ("56", (56, 56))])

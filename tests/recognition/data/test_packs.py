@@ -242,7 +242,7 @@ def test_the_reader_itself_cannot_be_changed(pack_path, images):
         (([b"a", b"b"], ["yes"]), "pair 0: issame must be True or False, not str"),
         (([], []), "no pair"),
         (b"bytes", r"a pack is \(images, issame\), this is a bytes"),
-        ((1, 2), "a pack is two lists, found a int"),
+        ((1, 2), "a pack is two lists, not a int"),
     ],
 )
 def test_pickles_that_are_no_pack(pack_path, content, message):

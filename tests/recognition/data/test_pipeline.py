@@ -4,12 +4,12 @@ import threading
 import cv2
 import numpy as np
 import pytest
+from huge_images import HUGE
 
 from dsoftmax.recognition.data.augment import Augmentation
 from dsoftmax.recognition.data.pipeline import Pipeline
 from dsoftmax.recognition.data.recordio import RecordError
 from dsoftmax.recognition.data.records import Records, RecordWriter
-from tests.recognition.data.test_images import HUGE
 
 PLAIN = Augmentation(mirror=False)
 EVERYTHING = Augmentation(mirror=True, color=2, cutoff=9)

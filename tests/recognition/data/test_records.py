@@ -285,7 +285,7 @@ def test_cut_off_index_of_images_alone(dataset):
     offsets = RecordFile(folder / "train.rec").scan()
     missing = (folder / "train.rec").stat().st_size - offsets[7]
     cut_lines(folder / "train.idx", 7)
-    message = rf"train\.idx has 7 entries, .* {missing} bytes behind the last of them"
+    message = rf"train\.idx has 7 entries, .* {missing} bytes after the last of them"
     with pytest.raises(RecordError, match=message):
         Records(folder)
 
@@ -294,7 +294,7 @@ def test_index_that_ends_in_the_middle_of_a_number(dataset):
     folder, _ = dataset()
     index = folder / "train.idx"
     index.write_text(index.read_text()[:-3])
-    with pytest.raises(RecordError, match=r"15 entries, .* bytes behind the last"):
+    with pytest.raises(RecordError, match=r"15 entries, .* bytes after the last"):
         Records(folder)
 
 
@@ -360,7 +360,7 @@ def test_an_index_that_can_not_be_rebuilt(tmp_path, jpeg):
     ]
     folder = write_with_mxnet(tmp_path, records)
     before = (folder / "train.idx").read_text()
-    with pytest.raises(RecordError, match="keys are in an order of their own"):
+    with pytest.raises(RecordError, match="keys are in another order"):
         rebuild_index(folder)
     assert (folder / "train.idx").read_text() == before
 
@@ -391,7 +391,7 @@ def test_bad_index_lines(dataset):
     with pytest.raises(RecordError, match=r"train\.idx: line 4 must be .*abc"):
         Records(folder)
     index.write_text("\n".join([*lines, lines[0]]))
-    with pytest.raises(RecordError, match="the key 1 stands in more than one line"):
+    with pytest.raises(RecordError, match="the key 1 is in more than one line"):
         Records(folder)
     index.write_text("")
     with pytest.raises(RecordError, match=r"train\.idx"):

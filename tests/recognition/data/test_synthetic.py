@@ -5,10 +5,11 @@ import numpy as np
 import pytest
 
 from dsoftmax.recognition.data import synthetic
-from dsoftmax.recognition.data.face_drawing import Camera, Head
 from dsoftmax.recognition.data.images import ARCFACE_TEMPLATE, decode
 from dsoftmax.recognition.data.packs import read_pack
 from dsoftmax.recognition.data.records import Records
+from dsoftmax.recognition.data.synthetic import dataset, people
+from dsoftmax.recognition.data.synthetic.drawing import Camera, HeadShape
 from dsoftmax.tools import synthetic_faces
 
 SMALL = {"identities": 3, "images": 4, "val_identities": 4, "pairs": 20, "size": 48}
@@ -29,8 +30,8 @@ def test_an_image_is_a_function_of_seed_identity_and_image():
 
 
 def test_identities_photos_and_pairs_have_seeds_of_their_own(monkeypatch):
-    keys = [(1, synthetic.PAIRS_KEY)]
-    monkeypatch.setattr(synthetic, "_sample", lambda kind, *key: keys.append(key))
+    keys = [(1, dataset.PAIRS_KEY)]
+    monkeypatch.setattr(people, "_sample", lambda kind, *key: keys.append(key))
     for identity in (0, 1, synthetic.FIRST_VAL_IDENTITY, synthetic.FIRST_VAL_IDENTITY + 1):
         synthetic.draw_identity(1, identity)
         for image in range(3):
@@ -41,8 +42,8 @@ def test_identities_photos_and_pairs_have_seeds_of_their_own(monkeypatch):
 
 def test_all_images_of_a_person_share_the_identity(monkeypatch):
     seen = []
-    monkeypatch.setattr(synthetic, "draw", lambda head, photo, size: seen.append((head, photo)))
-    monkeypatch.setattr(synthetic, "encode", lambda image: b"")
+    monkeypatch.setattr(dataset, "draw", lambda head, photo, size: seen.append((head, photo)))
+    monkeypatch.setattr(dataset, "encode", lambda image: b"")
     synthetic.draw_person(1, 7, range(5), 48)
     assert {head.identity for head, _ in seen} == {synthetic.draw_identity(1, 7)}
     assert len({photo for _, photo in seen}) == 5
@@ -65,7 +66,7 @@ def test_faces_are_aligned_to_the_template():
         scale=1.0,
     )
     for identity in range(10):
-        head = Head(synthetic.draw_identity(1, identity), 112)
+        head = HeadShape(synthetic.draw_identity(1, identity), 112)
         spacing = head.identity.eye_spacing
         eyes = head.lift(np.array([(-spacing, 0.0), (spacing, 0.0)]))
         assert np.abs(Camera(head, photo, 112).project(eyes) - ARCFACE_TEMPLATE[:2]).max() < 6

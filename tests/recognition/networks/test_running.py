@@ -19,7 +19,7 @@ BN1 = {f"bn1_{part}" for part in BATCH_NORM}
 FC1 = {f"fc1_{part}" for part in BATCH_NORM}
 PRE_FC1 = {"pre_fc1_weight", "pre_fc1_bias"}
 OUTPUT = {"fc1_weight", "fc1_bias"}
-HEADS = {
+OUTPUTS = {
     "E": BN1 | PRE_FC1 | FC1,
     "F": BN1 | OUTPUT,
     "G": BN1 | OUTPUT,
@@ -41,10 +41,10 @@ def as_pixels(images, dtype="uint8"):
     return mx.nd.array(images, dtype=dtype)
 
 
-@pytest.mark.parametrize("output", HEADS)
-def test_heads(output, images, initialized):
+@pytest.mark.parametrize("output", OUTPUTS)
+def test_embedding_layers(output, images, initialized):
     network = initialized("r18", embedding_size=24, output=output, **SMALL)
-    assert set(network.head.collect_params()) == HEADS[output]
+    assert set(network.embedding_layers.collect_params()) == OUTPUTS[output]
     pixels = as_pixels(images(6))
     with autograd.record():
         trained = network(pixels)
@@ -52,7 +52,7 @@ def test_heads(output, images, initialized):
     assert trained.shape == network(pixels).shape == (6, 24)
     assert np.isfinite(trained.asnumpy()).all()
     assert network.features.collect_params()["conv0_weight"].grad().asnumpy().any()
-    if "fc1_gamma" in HEADS[output]:
+    if "fc1_gamma" in OUTPUTS[output]:
         np.testing.assert_allclose(trained.asnumpy().std(axis=0), 1, rtol=0.01)
 
 
@@ -79,7 +79,7 @@ def test_gnap_widens_to_larger_embeddings(images, initialized):
 
 def test_gnap_gives_each_place_the_same_weight(images):
     network = networks.create("r18", embedding_size=64, output="GNAP", **SMALL)
-    pool = network.head[1]
+    pool = network.embedding_layers[1]
     features = mx.nd.array(np.random.default_rng(1).normal(size=(2, 5, 3, 3)))
     features[0, :, 0, 0] *= 100
     norms = features.norm(axis=1, keepdims=True)

@@ -11,7 +11,7 @@ from dsoftmax.recognition.common.memory import (
     peak_bytes,
     resident_bytes,
 )
-from dsoftmax.tools.benchmarks.measuring import Apart, describe_machine
+from dsoftmax.tools.benchmarks.measuring import Isolated, describe_machine
 
 
 class Counter:
@@ -31,30 +31,30 @@ class Counter:
         os._exit(3)
 
 
-def test_an_object_apart():
-    apart = Apart(Counter, 5)
+def test_an_isolated_object():
+    isolated = Isolated(Counter, 5)
     try:
-        assert apart.ask("count")[0] == 6
-        value, process = apart.ask("count")
+        assert isolated.call("count")[0] == 6
+        value, process = isolated.call("count")
         assert value == 7
         assert process != os.getpid()
     finally:
-        apart.stop()
+        isolated.stop()
     with pytest.raises(ProcessLookupError):
         os.kill(process, 0)
 
 
 def test_errors_come_home():
     with pytest.raises(ValueError, match="no negative start"):
-        Apart(Counter, -1)
-    apart = Apart(Counter, 5)
+        Isolated(Counter, -1)
+    isolated = Isolated(Counter, 5)
     with pytest.raises(OSError, match="the disk is full"):
-        apart.ask("fail")
-    apart.stop()
-    apart = Apart(Counter, 5)
+        isolated.call("fail")
+    isolated.stop()
+    isolated = Isolated(Counter, 5)
     with pytest.raises(ValueError, match="exit code 3"):
-        apart.ask("die")
-    apart.stop()
+        isolated.call("die")
+    isolated.stop()
 
 
 def hold_and_let_go():
@@ -68,8 +68,8 @@ def hold_and_let_go():
 
 
 def test_memory():
-    with ProcessPoolExecutor(1, get_context("spawn")) as apart:  # nobody else lets go of anything
-        before, highest, forgotten, held = apart.submit(hold_and_let_go).result()
+    with ProcessPoolExecutor(1, get_context("spawn")) as pool:  # nobody else lets go of anything
+        before, highest, forgotten, held = pool.submit(hold_and_let_go).result()
     assert (1 << 28) - (1 << 24) < highest - before < (1 << 28) + (1 << 26)
     assert abs(forgotten - held) < 1 << 24
     assert held < highest

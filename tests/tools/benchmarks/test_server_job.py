@@ -5,9 +5,10 @@ import math
 
 import pytest
 
-from dsoftmax.tools import bench_distributed
-from dsoftmax.tools.bench_distributed import PARTS, RAW_BYTES, Job, summarize, tables
 from dsoftmax.tools.bench_loss import main
+from dsoftmax.tools.benchmarks import server_job
+from dsoftmax.tools.benchmarks.server_job import PARTS, RAW_BYTES, Job, summarize
+from dsoftmax.tools.benchmarks.server_report import tables
 
 CLASSES, WIDTH, BATCH = 301, 8, 16
 SMALL = ["--distributed", "--classes", str(CLASSES), "--width", str(WIDTH)]
@@ -45,7 +46,7 @@ def test_a_job_against_one_process(tmp_path, capsys):
 
 
 def test_a_job_that_fails_says_why(monkeypatch):
-    monkeypatch.setattr(bench_distributed, "SERVERS", 0)
+    monkeypatch.setattr(server_job, "SERVERS", 0)
     with pytest.raises(
         ValueError, match=r"has ended; (.|\n)*a whole number of 1 or more is needed"
     ):
@@ -82,12 +83,12 @@ def test_medians_and_tables():
 
 
 def test_a_system_that_does_not_count(monkeypatch, tmp_path):
-    monkeypatch.setattr(bench_distributed, "INTERFACES", tmp_path / "dev")
-    assert math.isnan(bench_distributed.loopback_bytes())
+    monkeypatch.setattr(server_job, "INTERFACES", tmp_path / "dev")
+    assert math.isnan(server_job.loopback_bytes())
     (tmp_path / "dev").write_text(
         "Inter-| Receive\n face |bytes packets\n  eth0: 5 6\n    lo: 7 8\n"
     )
-    assert bench_distributed.loopback_bytes() == 7
+    assert server_job.loopback_bytes() == 7
 
 
 @pytest.mark.parametrize(
@@ -106,7 +107,7 @@ def test_what_does_not_go_together(arguments, message, capsys):
 
 
 def test_neither_without_memory_nor_by_the_launcher(monkeypatch, capsys):
-    monkeypatch.setattr(bench_distributed, "available_bytes", lambda: 2 << 30)
+    monkeypatch.setattr(server_job, "available_bytes", lambda: 2 << 30)
     assert main(SMALL) == 2
     assert "needs about 3.2 GB, and 2.1 GB are free: choose fewer" in capsys.readouterr().err
     monkeypatch.setenv("DMLC_ROLE", "worker")

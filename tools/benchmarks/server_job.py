@@ -1,7 +1,7 @@
-"""A head on parameter servers, in turns with one process: ``bench_loss --distributed``.
+"""Measure a head on parameter servers, in turns with one process: ``bench_loss --distributed``.
 
-`bench_loss` has the launcher start it again, as the servers and workers of a job on loopback. They
-answer through a Unix socket, whose bytes loopback does not count.
+`Job` lets the launcher start ``bench_loss`` again, as the servers and workers of a job on loopback.
+They answer through a Unix socket, whose bytes loopback does not count.
 """
 
 from __future__ import annotations
@@ -20,93 +20,59 @@ import threading
 import time
 from collections import Counter
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any, Callable, Sequence
+from typing import IO, Any, Callable, Sequence
 
 import numpy as np
 from mxnet import nd
 
 from dsoftmax.recognition.common.distributed import job
-from dsoftmax.recognition.common.distributed.group import Group
-from dsoftmax.recognition.common.distributed.parameter_server import server
 from dsoftmax.recognition.common.memory import available_bytes
 from dsoftmax.recognition.common.progress import progress
-from dsoftmax.tools.benchmarks.measuring import Apart
-
-if TYPE_CHECKING:
-    from dsoftmax.tools.bench_loss import Bench, Contender
+from dsoftmax.tools.benchmarks.job_process import SOCKET, connect
+from dsoftmax.tools.benchmarks.loss import Bench, Contender
+from dsoftmax.tools.benchmarks.measuring import Isolated
 
 WORKERS = SERVERS = 2
 PEERS = ("host", "device")  # stores of one process
 PARTS = ("pull", "compute", "collectives", "push")
 TRAFFIC = ("pulled", "pushed", "summed")
-SOCKET = "DSOFTMAX_BENCH"  # environment: where the processes of a job meet who started it
 INTERFACES = Path("/proc/net/dev")
-SECONDS_BETWEEN_LOOKS = 0.5
-BYTES_OF_INDEX = 8  # of a row
-BYTES_OF_PROCESS = 1 << 29  # beside class weights and momenta
+SECONDS_BETWEEN_POLLS = 0.5
+BYTES_OF_INDEX = 8  # of a class row
+BYTES_OF_PROCESS = 1 << 29  # besides class weights and momenta
 RAW_BYTES = 1 << 26
 MEGABYTE = 1 << 20
-REMARKS = """\
-x host: of steps that are neighbours in time; pull: of the rows a step uses; collectives: sums over
-the workers; push: of the gradients, until the servers have updated; compute: all the rest. To wait
-for another worker is part of what it is waited in. Each worker has as many threads as one process,
-and all share the cores. summed: sent and returned."""
 
 
-def is_in_job() -> bool:
-    """Say whether a `Job` has started this process."""
-    return SOCKET in os.environ
-
-
-def serve() -> None:
-    """Be a server of a job, or its scheduler."""
-    with _meet():
-        server.serve()
-
-
-def work(make: Callable[[Group], Bench]) -> None:
-    """Be a worker of a job: measure what is asked for, as long as somebody asks.
+def work(contender: Contender) -> None:
+    """Run this process as a worker of a job: call the methods of `Worker` that `Job.call` names.
 
     Parameters
     ----------
-    make : callable
-        Makes the bench of this worker, given the group.
+    contender : Contender
+        The head of which this worker has a part.
     """
-    with _meet() as talk:
-        worker = Worker(make(job.join("dist_sync")))
-        print(json.dumps(None), file=talk, flush=True)
-        for method in talk:
-            print(json.dumps(getattr(worker, method.strip())()), file=talk, flush=True)
-
-
-def _meet() -> IO[str]:
-    """Reach who started the job, and tell who this is."""
-    with socket.socket(socket.AF_UNIX) as own:
-        own.connect(os.environ[SOCKET])
-        talk = own.makefile("rw")  # keeps it open
-    who = {
-        "role": os.environ["DMLC_ROLE"],
-        "rank": int(os.environ.get("DSOFTMAX_RANK", 0)),
-        "pid": os.getpid(),
-    }
-    print(json.dumps(who), file=talk, flush=True)
-    return talk
+    with connect() as stream:
+        worker = Worker(Bench(contender, job.join("dist_sync")))
+        print(json.dumps(None), file=stream, flush=True)
+        for method in stream:
+            print(json.dumps(getattr(worker, method.strip())()), file=stream, flush=True)
 
 
 class Worker:
-    """Steps of a head whose class weights are on servers, and what they are made of.
+    """Measures steps, and parts of steps, of a head whose class weights are on servers.
 
     Parameters
     ----------
     bench : Bench
-        Of this worker's share of the classes.
+        Runs this worker's part of the head.
     """
 
     def __init__(self, bench: Bench):
         self._bench = bench
         self._seconds: Counter = Counter()
         self._bytes: Counter = Counter()
-        self._is_apart = False
+        self._waits_between_parts = False
         store = bench.head.store
         row = 4 * store.shape[1] + BYTES_OF_INDEX
         self._pull = store.pull
@@ -121,11 +87,11 @@ class Worker:
         bench.wait = self._wait_for_servers
 
     def _watch(self, method: Callable, part: str, traffic: str, count: Callable) -> Callable:
-        """Return a method that counts its bytes and, where parts are apart, takes its time."""
+        """Return a method that also counts its bytes and, if parts are measured, its time."""
 
         def call(*arguments) -> Any:
             self._bytes[traffic] += count(*arguments)
-            if not self._is_apart:
+            if not self._waits_between_parts:
                 return method(*arguments)
             nd.waitall()
             started = time.perf_counter()
@@ -137,30 +103,30 @@ class Worker:
         return call
 
     def _wait_for_servers(self) -> None:
-        """Wait until the weights are new: servers answer a push before its update is done."""
+        """Wait until the weights are updated: servers answer a push before they update."""
         started = time.perf_counter()
         nd.waitall()
         self._pull(np.zeros(1, np.int64)).wait_to_read()
         self._seconds["push"] += time.perf_counter() - started
 
     def step(self) -> dict[str, float]:
-        """Train on a batch; return the ``seconds`` it took, and its bytes by `TRAFFIC`."""
+        """Train on a batch; return its ``seconds`` and its bytes by `TRAFFIC`."""
         self._seconds.clear()
         self._bytes.clear()
         seconds = self._bench.step()["step"]
         return {"seconds": seconds, **{kind: self._bytes[kind] for kind in TRAFFIC}}
 
     def parts(self) -> dict[str, float]:
-        """Train on a batch, one part after the other; return the seconds of `PARTS`."""
-        self._is_apart = True
+        """Train on a batch, waiting between parts; return the seconds of `PARTS`."""
+        self._waits_between_parts = True
         seconds = self.step()["seconds"]
-        self._is_apart = False
+        self._waits_between_parts = False
         self._seconds["compute"] = seconds - sum(self._seconds.values())
         return {part: self._seconds[part] for part in PARTS}
 
 
 class Job:
-    """A job on loopback: to be asked as an `Apart`, with an answer of each worker.
+    """A job of workers and servers on loopback; call its workers like an `Isolated` object.
 
     Parameters
     ----------
@@ -171,14 +137,14 @@ class Job:
     def __init__(self, argv: Sequence[str]):
         self._folder = tempfile.TemporaryDirectory()
         self._errors = open(os.path.join(self._folder.name, "errors"), "w+")  # noqa: SIM115
-        self._talks: list[IO[str]] = []
+        self._streams: list[IO[str]] = []
         self._workers: dict[int, IO[str]] = {}  # by rank
         self._servers: list[int] = []  # process ids
         path = os.path.join(self._folder.name, "socket")
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(path)
             listener.listen()
-            listener.settimeout(SECONDS_BETWEEN_LOOKS)
+            listener.settimeout(SECONDS_BETWEEN_POLLS)
             self._launcher = subprocess.Popen(
                 [
                     *(sys.executable, "-m", "dsoftmax.tools.launch"),
@@ -193,14 +159,14 @@ class Job:
             )
             try:
                 for _ in range(1 + SERVERS + WORKERS):
-                    self._welcome(listener)
+                    self._accept(listener)
                 self._answers()
             except BaseException:
                 self.stop()
                 raise
 
-    def _welcome(self, listener: socket.socket) -> None:
-        """Wait for another process of the job."""
+    def _accept(self, listener: socket.socket) -> None:
+        """Wait until another process of the job connects."""
         while True:
             try:
                 accepted = listener.accept()[0]
@@ -209,21 +175,21 @@ class Job:
                 if self._launcher.poll() is not None:
                     self._fail()
         with accepted:
-            talk = accepted.makefile("rw")  # keeps it open
-        self._talks.append(talk)
-        who = json.loads(talk.readline())
-        if who["role"] == "worker":
-            self._workers[who["rank"]] = talk
-        elif who["role"] == "server":
-            self._servers.append(who["pid"])
+            stream = accepted.makefile("rw")  # keeps it open
+        self._streams.append(stream)
+        process = json.loads(stream.readline())
+        if process["role"] == "worker":
+            self._workers[process["rank"]] = stream
+        elif process["role"] == "server":
+            self._servers.append(process["pid"])
         else:
-            self._scheduler = who["pid"]
+            self._scheduler = process["pid"]
 
-    def ask(self, method: str) -> list[dict[str, float]]:
-        """Return what a method of `Worker` returns, which all workers call at once."""
-        with contextlib.suppress(OSError):  # who is gone does not answer either
-            for talk in self._workers.values():
-                print(method, file=talk, flush=True)
+    def call(self, method: str) -> list[dict[str, float]]:
+        """Call a method of `Worker` on all workers at once; return one result per worker."""
+        with contextlib.suppress(OSError):  # a process that is gone will not answer either
+            for stream in self._workers.values():
+                print(method, file=stream, flush=True)
         return self._answers()
 
     def _answers(self) -> list[Any]:
@@ -235,13 +201,13 @@ class Job:
         return [json.loads(line) for line in lines]
 
     def _fail(self) -> None:
-        """Raise what the launcher has to say of a job that has ended."""
+        """Raise an error with the launcher's explanation of why the job ended."""
         self._launcher.wait()
         self._errors.seek(0)
         raise ValueError(f"the job on servers has ended; {self._errors.read().strip()}")
 
     def memory(self) -> tuple[list[int], int]:
-        """Return the bytes that each server holds, and the scheduler, which has no arrays."""
+        """Return the bytes that each server uses, and the scheduler, which has no arrays."""
         files = [Path(f"/proc/{pid}/statm") for pid in (*self._servers, self._scheduler)]
         pages = [int(file.read_text(encoding="ascii").split()[1]) for file in files]
         *servers, scheduler = (number * os.sysconf("SC_PAGE_SIZE") for number in pages)
@@ -251,58 +217,50 @@ class Job:
         """End all processes."""
         self._launcher.terminate()
         self._launcher.wait()
-        for talk in self._talks:
-            with contextlib.suppress(OSError):  # if a question could not be sent
-                talk.close()
+        for stream in self._streams:
+            with contextlib.suppress(OSError):  # if a call could not be sent
+                stream.close()
         self._errors.close()
         self._folder.cleanup()
 
 
-def measure(
-    contender: Contender,
-    make: Callable[[Contender], Bench],
-    argv: Sequence[str],
-    warm_ups: int,
-    steps: int,
-) -> dict[str, Any]:
-    """Let a job on servers take turns with processes that have all class weights.
+def measure(contender: Contender, argv: Sequence[str], warm_ups: int, steps: int) -> dict[str, Any]:
+    """Measure a job on servers in turns with single processes that have all class weights.
 
     Parameters
     ----------
     contender : Contender
-        What is measured, wherever its class weights are.
-    make : callable
-        Makes the bench of one process.
+        The head to measure, whatever its store is.
     argv : sequence of str
-        As of `Job`.
+        See `Job`.
     warm_ups, steps : int
-        How many do not count, and how many do.
+        Numbers of steps that do not count, and that do.
 
     Returns
     -------
     dict
-        The contender's fields; what `summarize` finds; ``workers`` and ``servers``;
-        ``server_bytes`` that each server holds, ``server_ratio`` of their sum to class weights and
-        momenta, and ``empty_bytes`` that a process without arrays holds.
+        The contender's fields; the results of `summarize`; ``workers`` and ``servers``;
+        ``server_bytes``, the memory of each server, ``server_ratio``, of their sum to class weights
+        and momenta, and ``empty_bytes``, the memory of a process without arrays.
     """
     peers = [dataclasses.replace(contender, store=store) for store in PEERS]
     check_memory(peers)
     total = 1 + len(peers) + warm_ups + steps
     bar = progress(total=total, desc=f"{contender.classes:,} classes", unit="turns")
     with bar, contextlib.ExitStack() as stack:
-        job = Job(argv)
-        stack.callback(job.stop)
+        servers = Job(argv)
+        stack.callback(servers.stop)
         bar.update(1)
         alone = []
         for peer in peers:
-            alone.append(Apart(make, peer))
+            alone.append(Isolated(Bench, peer))
             stack.callback(alone[-1].stop)
             bar.update(1)
         turns = []
         for _ in range(warm_ups + steps):
-            turns.append(take_turn(job, alone))
+            turns.append(take_turn(servers, alone))
             bar.update(1)
-        server_bytes, empty_bytes = job.memory()
+        server_bytes, empty_bytes = servers.memory()
     return {
         **dataclasses.asdict(contender),
         "store": "server",
@@ -316,7 +274,7 @@ def measure(
 
 
 def check_memory(peers: Sequence[Contender]) -> None:
-    """Refuse what does not fit into memory: the peers, and as much as one of them on servers."""
+    """Refuse contenders that do not fit into memory, together with a copy on servers."""
     need = sum(peer.bytes_needed for peer in peers) + 2 * peers[0].bytes_of_weights
     need += (WORKERS + SERVERS) * BYTES_OF_PROCESS
     if need > available_bytes():
@@ -327,34 +285,34 @@ def check_memory(peers: Sequence[Contender]) -> None:
         )
 
 
-def take_turn(job: Job, alone: Sequence[Apart]) -> dict[str, Any]:
-    """Measure a step of each."""
-    seconds = {store: peer.ask("step")["step"] for store, peer in zip(PEERS, alone)}
+def take_turn(servers: Job, alone: Sequence[Isolated]) -> dict[str, Any]:
+    """Measure one step of each single process and of the job."""
+    seconds = {store: peer.call("step")["step"] for store, peer in zip(PEERS, alone)}
     before = loopback_bytes()
-    steps = job.ask("step")
+    steps = servers.call("step")
     return {
         **seconds,
         "steps": steps,
         "loopback": loopback_bytes() - before,
-        "parts": job.ask("parts"),
+        "parts": servers.call("parts"),
         "raw": seconds_of_raw_bytes(),
     }
 
 
 def summarize(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Return the medians of what was measured.
+    """Return the medians of all turns.
 
     Returns
     -------
     dict
         ``seconds``, ``low`` and ``high`` of a step of the job, and ``ratio`` to one process with
-        its weights in the host's memory; the same of ``one_process`` by its store; ``parts``:
-        seconds by `PARTS` of a step in which they wait for each other; ``traffic``: a step's bytes
-        by `TRAFFIC`, of each worker; ``loopback``: ``bytes`` of a step as the interface has counted
-        them (NaN if it does not), their ``ratio`` to the workers', and ``raw_seconds`` that the
-        workers' take on one connection.
+        its weights in the host's memory; the same for ``one_process``, by store; ``parts``: seconds
+        by `PARTS` of a step that waits between them; ``traffic``: bytes per step by `TRAFFIC`, one
+        number per worker; ``loopback``: ``bytes`` per step that the interface counted (NaN if it
+        does not), their ``ratio`` to the workers' count, and ``raw_seconds`` that one connection
+        takes for the workers' bytes.
     """
-    # A step is done when all workers are; a part is what it is on average.
+    # A step lasts until all workers are done; the time of a part is the workers' average.
     host = [turn["host"] for turn in turns]
     steps = [max(worker["seconds"] for worker in turn["steps"]) for turn in turns]
     moved = [sum(worker[kind] for worker in turn["steps"] for kind in TRAFFIC) for turn in turns]
@@ -376,26 +334,28 @@ def summarize(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         },
         "loopback": {
             "bytes": statistics.median(turn["loopback"] for turn in turns),
-            "ratio": statistics.median(turn["loopback"] / own for turn, own in zip(turns, moved)),
+            "ratio": statistics.median(
+                turn["loopback"] / count for turn, count in zip(turns, moved)
+            ),
             "raw_seconds": statistics.median(
-                turn["raw"] * own / RAW_BYTES for turn, own in zip(turns, moved)
+                turn["raw"] * count / RAW_BYTES for turn, count in zip(turns, moved)
             ),
         },
     }
 
 
 def spread(seconds: Sequence[float], host: Sequence[float]) -> dict[str, float]:
-    """Return the median, the least, the most and the ratio to the host's of the same turns."""
+    """Return median, least and most, and the ratio to the host's seconds of the same turns."""
     return {
         "seconds": statistics.median(seconds),
         "low": min(seconds),
         "high": max(seconds),
-        "ratio": statistics.median(own / other for own, other in zip(seconds, host)),
+        "ratio": statistics.median(one / other for one, other in zip(seconds, host)),
     }
 
 
 def loopback_bytes() -> float:
-    """Return what loopback has carried up to now; NaN where the system does not tell."""
+    """Return the bytes that loopback has carried so far; NaN if the system does not count them."""
     try:
         lines = INTERFACES.read_text(encoding="ascii").splitlines()
     except OSError:
@@ -421,52 +381,3 @@ def seconds_of_raw_bytes() -> float:
         seconds = time.perf_counter() - started
         thread.join()
     return seconds
-
-
-def tables(found: dict[str, Any]) -> str:
-    """Lay out what `measure` returns."""
-    return "\n\n".join((time_table(found), part_table(found), traffic_table(found), REMARKS))
-
-
-def time_table(found: dict[str, Any]) -> str:
-    """Lay out the times of a step, in one process and of the job."""
-    rows = {f"one process, store={store}": own for store, own in found["one_process"].items()}
-    rows[f"{found['workers']} workers, {found['servers']} servers"] = found
-    lines = [f"{found['name']:28}{'ms':>9}{'low-high':>13}{'x host':>9}"]
-    for name, own in rows.items():
-        between = f"{own['low'] * 1e3:.0f}-{own['high'] * 1e3:.0f}"
-        lines.append(f"{name:28}{own['seconds'] * 1e3:9.1f}{between:>13}{own['ratio']:9.2f}")
-    return "\n".join(lines)
-
-
-def part_table(found: dict[str, Any]) -> str:
-    """Lay out where the time of the job's steps goes."""
-    whole = sum(found["parts"].values())
-    lines = [f"{'its parts, one at a time':28}{'ms':>9}{'share':>13}"]
-    for part, seconds in found["parts"].items():
-        lines.append(f"{part:28}{seconds * 1e3:9.1f}{seconds / whole:13.0%}")
-    return "\n".join(lines)
-
-
-def traffic_table(found: dict[str, Any]) -> str:
-    """Lay out what travels in a step and what the servers hold."""
-    lines = [f"{'MB a step':28}" + "".join(f"{kind:>9}" for kind in TRAFFIC)]
-    for rank in range(found["workers"]):
-        cells = (f"{found['traffic'][kind][rank] / MEGABYTE:9.2f}" for kind in TRAFFIC)
-        lines.append(f"{f'worker {rank}':28}" + "".join(cells))
-    loopback = found["loopback"]
-    if math.isfinite(loopback["ratio"]):
-        lines.append(
-            f"loopback has counted {loopback['bytes'] / MEGABYTE:.2f} MB, {loopback['ratio']:.3f} "
-            "times as much."
-        )
-    raw = f"{loopback['raw_seconds'] * 1e3:.1f} ms"
-    held = " + ".join(f"{size / MEGABYTE:,.0f}" for size in found["server_bytes"])
-    return "\n".join(
-        [
-            *lines,
-            f"One connection of loopback carries as much in {raw}.",
-            f"The servers hold {held} MB, {found['server_ratio']:.2f} times weights and momenta; "
-            f"without arrays one holds {found['empty_bytes'] / MEGABYTE:,.0f} MB.",
-        ]
-    )

@@ -13,20 +13,20 @@ are BGR from 0 to 255. A *stroke* is a filled polygon: its points and its colour
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Callable, Iterable, Iterator, Tuple
+from typing import Callable, Iterable, Iterator, Tuple
 
-import cv2
 import numpy as np
 
+from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.data.images import (
     ARCFACE_TEMPLATE,
     decode,
     encode,
     similarity_transform,
 )
+from dsoftmax.recognition.data.synthetic.people import Identity, Photo
 
-if TYPE_CHECKING:
-    from dsoftmax.recognition.data.synthetic import Identity, Photo
+cv2 = opencv()
 
 Stroke = Tuple[np.ndarray, np.ndarray]
 SoftStroke = Tuple[np.ndarray, np.ndarray, float, float]  # and opacity, width of the soft edge
@@ -140,7 +140,7 @@ def _subpixels(pixels: np.ndarray) -> np.ndarray:
 # ---- The head: shape and lasting colours ---------------------------------------------------------
 
 
-class Head:
+class HeadShape:
     """Surface and lasting texture of one person, shared by all pictures of the person.
 
     Parameters
@@ -327,7 +327,7 @@ def look_up(texture: np.ndarray, u: np.ndarray, y: np.ndarray) -> np.ndarray:
 # ---- Features that move with the expression ------------------------------------------------------
 
 
-def eyes(head: Head, photo: Photo) -> Iterator[Stroke]:
+def eyes(head: HeadShape, photo: Photo) -> Iterator[Stroke]:
     """Lids, eyeballs and brows."""
     i, t = head.identity, ACROSS
     x = i.eye_spacing + t * i.eye_width
@@ -367,7 +367,7 @@ def mouth_corner(identity: Identity, photo: Photo) -> tuple[float, float]:
     return width, identity.mouth_height - 2.6 * photo.smile
 
 
-def mouth(head: Head, photo: Photo) -> Iterator[Stroke]:
+def mouth(head: HeadShape, photo: Photo) -> Iterator[Stroke]:
     """Folds beside the mouth, lips and what an open mouth shows."""
     i, t = head.identity, ACROSS
     grin = max(photo.smile, 0)
@@ -399,11 +399,11 @@ def mouth(head: Head, photo: Photo) -> Iterator[Stroke]:
 class Camera:
     """Where points of the turned head fall in the picture, aligned as a face aligner would do it.
 
-    The five landmarks of the turned head are fitted to the ArcFace template by a similarity; the
-    photo's own small misalignment comes on top.
+    The five landmarks of the turned head are fitted to the ArcFace template by a similarity; then
+    the photo's small misalignment is added.
     """
 
-    def __init__(self, head: Head, photo: Photo, size: int):
+    def __init__(self, head: HeadShape, photo: Photo, size: int):
         cy, sy, cp, sp = (f(a) for a in (photo.yaw, photo.pitch) for f in (np.cos, np.sin))
         turn = np.array([(cy, 0, sy), (0, 1, 0), (-sy, 0, cy)])
         self.rotation = np.array([(1, 0, 0), (0, cp, -sp), (0, sp, cp)]) @ turn
@@ -435,7 +435,7 @@ class Camera:
         return across[:, None, :] + down[:, :, None], self.rotation[2].astype(np.float32)
 
 
-def trace(head: Head, camera: Camera, size: int) -> tuple[np.ndarray, ...]:
+def trace(head: HeadShape, camera: Camera, size: int) -> tuple[np.ndarray, ...]:
     """Follow the rays of a picture to the head.
 
     Returns
@@ -465,7 +465,7 @@ def trace(head: Head, camera: Camera, size: int) -> tuple[np.ndarray, ...]:
 
 
 class Light:
-    """Ambient light and one lamp, each with a colour of its own."""
+    """Ambient light and one lamp of different colours."""
 
     def __init__(self, photo: Photo):
         level, up = np.cos(photo.light_elevation), np.sin(photo.light_elevation)
@@ -505,7 +505,7 @@ def facing(direction: np.ndarray, x: float, y: float, z: float) -> np.ndarray:
     return x * dx + y * dy + z * dz
 
 
-def draw(head: Head, photo: Photo, size: int) -> np.ndarray:
+def draw(head: HeadShape, photo: Photo, size: int) -> np.ndarray:
     """Take one picture of a head.
 
     Returns
@@ -549,7 +549,7 @@ def background(rng: np.random.Generator, size: int) -> np.ndarray:
     return cv2.resize(smooth, (size, size))
 
 
-def behind(head: Head, camera: Camera, light: Light) -> Iterator[Stroke]:
+def behind(head: HeadShape, camera: Camera, light: Light) -> Iterator[Stroke]:
     """Long hair, neck and the ears behind the head's outline."""
     i = head.identity
     if i.has_long_hair:
@@ -562,7 +562,7 @@ def behind(head: Head, camera: Camera, light: Light) -> Iterator[Stroke]:
     yield from ears(head, camera, light, front=False)
 
 
-def ears(head: Head, camera: Camera, light: Light, front: bool) -> Iterator[Stroke]:
+def ears(head: HeadShape, camera: Camera, light: Light, front: bool) -> Iterator[Stroke]:
     """Ears that are turned to the viewer (front), or else those the head partly hides."""
     for side, strokes in head.ears.items():
         if (camera.rotation[2, 0] * side > 0.05) == front:
@@ -571,7 +571,7 @@ def ears(head: Head, camera: Camera, light: Light, front: bool) -> Iterator[Stro
 
 
 def accessories(
-    head: Head, light: Light, photo: Photo, rng: np.random.Generator
+    head: HeadShape, light: Light, photo: Photo, rng: np.random.Generator
 ) -> Iterator[Stroke]:
     """Glasses, and what hides a part of the face: sunglasses, a hand, a scarf or a box."""
     lit = light.on(0, 0, 1)
@@ -595,7 +595,7 @@ def accessories(
 
 
 def glasses(
-    head: Head, photo: Photo, colour: np.ndarray, rng: np.random.Generator
+    head: HeadShape, photo: Photo, colour: np.ndarray, rng: np.random.Generator
 ) -> Iterator[Stroke]:
     """Spectacles, or sunglasses if the photo says so."""
     thick = photo.glasses or 1.2

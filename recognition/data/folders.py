@@ -1,0 +1,261 @@
+"""Datasets made of image files, and image files made of datasets.
+
+Images come as one folder per identity, or as a list with one image per line, in one of these forms:
+
+    path label [x1 y1 x2 y2 x3 y3 x4 y4 x5 y5]     separated by tabs, commas or spaces
+    aligned path label [box (4)] [x1..x5 y1..y5]   insightface's .lst, separated by tabs
+    index label path                               MXNet's im2rec .lst, separated by tabs
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from dsoftmax.recognition.common.cli import some_of
+from dsoftmax.recognition.common.files import atomic_folder
+from dsoftmax.recognition.common.parallel import map_ordered
+from dsoftmax.recognition.common.progress import progress
+from dsoftmax.recognition.data.images import JPEG_QUALITY, ImageError, align, decode, encode, fit
+from dsoftmax.recognition.data.records import Records, RecordWriter
+
+EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+
+
+class Source(NamedTuple):
+    """An image file and whom it shows."""
+
+    path: str
+    identity: str | int
+    landmarks: np.ndarray | None = None  # (5, 2) as (x, y)
+
+
+@dataclass
+class Summary:
+    """Counts what `build` wrote and lists what it left out."""
+
+    images: int = 0
+    identities: int = 0
+    aligned: int = 0  # by their landmarks
+    unreadable: list[str] = field(default_factory=list)  # "path: why"
+    too_small_identities: int = 0
+
+
+def natural_key(text: str) -> list:
+    """Return a sort key that puts ``image2`` before ``image10``."""
+    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text)]
+
+
+def scan_folder(folder: str) -> list[Source]:
+    """Find ``<folder>/<identity>/<image>``, including images in folders below the identity's."""
+    sources = []
+    for entry in sorted((e for e in os.scandir(folder) if e.is_dir()), key=_entry_key):
+        paths = [
+            os.path.join(where, name)
+            for where, _, names in os.walk(entry.path)
+            for name in names
+            if name.lower().endswith(EXTENSIONS)
+        ]
+        sources += [Source(path, entry.name) for path in sorted(paths, key=natural_key)]
+    if not sources:
+        raise ValueError(
+            f"{folder}: no images in it; it must hold one folder per identity with "
+            f"{', '.join(EXTENSIONS)} files, or give a --list"
+        )
+    return sources
+
+
+def _entry_key(entry: os.DirEntry) -> list:
+    return natural_key(entry.name)
+
+
+def read_list(path: str, folder: str) -> list[Source]:
+    """Read a list in any of the forms above, with paths relative to `folder`."""
+    sources = []
+    with open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            line = line.strip("\r\n ")
+            if not line:
+                continue
+            try:
+                source = _parse_line(line)
+            except (ValueError, IndexError) as error:
+                raise ValueError(f"{path}: line {number}: {error}: {line!r}") from None
+            sources.append(source._replace(path=os.path.join(folder, source.path)))
+    if not sources:
+        raise ValueError(f"{path}: the file is empty")
+    return _number_identities(sources)
+
+
+def _number_identities(sources: list[Source]) -> list[Source]:
+    """Turn labels into numbers if all of them are whole numbers."""
+    if all(re.fullmatch(r"\d+(\.0*)?", source.identity) for source in sources):
+        return [source._replace(identity=int(float(source.identity))) for source in sources]
+    return sources
+
+
+def _parse_line(line: str) -> Source:
+    fields = line.split("\t") if "\t" in line else re.split(r"\s*,\s*|\s+", line)
+    if "\t" in line and len(fields) == 3 and not _is_number(fields[2]):
+        _, label, image = fields
+        return Source(image, label)
+    if "\t" in line and fields[0] in ("0", "1") and len(fields) in (3, 7, 17):
+        aligned, image, label = fields[:3]
+        if aligned == "1":
+            return Source(image, label)
+        if len(fields) != 17:
+            raise ValueError("an image that is not aligned needs its five landmarks")
+        xs, ys = _numbers(fields[7:12]), _numbers(fields[12:17])
+        return Source(image, label, np.column_stack([xs, ys]))
+    if len(fields) == 2:
+        return Source(*fields)
+    if len(fields) == 12:
+        return Source(fields[0], fields[1], _numbers(fields[2:]).reshape(5, 2))
+    raise ValueError(f"{len(fields)} fields fit none of the forms a list may have")
+
+
+def _is_number(text: str) -> bool:
+    return re.fullmatch(r"-?\d+(\.\d*)?", text) is not None
+
+
+def _numbers(fields: list[str]) -> np.ndarray:
+    return np.array([float(text) for text in fields])
+
+
+def load_image(
+    source: Source, size: tuple[int, int], quality: int = JPEG_QUALITY, extension: str = ".jpg"
+) -> bytes:
+    """Read an image file, bring it to `size` (height, width) and encode it.
+
+    A file that has the size and the format already is returned byte for byte.
+
+    Raises
+    ------
+    ImageError
+        If the file can't be read or decoded.
+    """
+    try:
+        with open(source.path, "rb") as file:
+            content = file.read()
+    except OSError as error:
+        raise ImageError(error.strerror) from None
+    image = decode(np.frombuffer(content, np.uint8))
+    if source.landmarks is not None:
+        return encode(align(image, source.landmarks, size), extension, quality)
+    same_format = content[:4] == b"\x89PNG" if extension == ".png" else content[:2] == b"\xff\xd8"
+    if image.shape[:2] == tuple(size) and same_format:
+        return content
+    return encode(fit(image, *size), extension, quality)
+
+
+def build(
+    sources: list[Source],
+    output: str,
+    size: tuple[int, int] = (112, 112),
+    quality: int = JPEG_QUALITY,
+    extension: str = ".jpg",
+    min_images: int = 1,
+    threads: int = 2,
+    overwrite: bool = False,
+) -> Summary:
+    """Write a dataset, grouped by identity; leave out unreadable images and report them.
+
+    Parameters
+    ----------
+    sources : list of Source
+        In any order. Identities are sorted; the images of each keep their order.
+    output : str
+        Folder for ``train.rec``, ``train.idx`` and ``property``.
+    size : (int, int)
+        Height and width of the images.
+    quality : int
+        Of JPEGs.
+    extension : {".jpg", ".png"}
+        Format of the images in the dataset.
+    min_images : int
+        Identities with fewer files are left out.
+    threads : int
+        Decoding threads.
+    overwrite : bool
+        Replace an existing dataset.
+
+    Returns
+    -------
+    Summary
+    """
+    groups: dict[str | int, list[Source]] = {}
+    for source in sources:
+        groups.setdefault(source.identity, []).append(source)
+    enough = {identity: group for identity, group in groups.items() if len(group) >= min_images}
+    summary = Summary(too_small_identities=len(groups) - len(enough))
+    if not enough:
+        raise ValueError(f"no identity has {min_images} images or more")
+    numbered = isinstance(next(iter(groups)), int)
+    order = sorted(enough, key=None if numbered else natural_key)
+    queue = [source for identity in order for source in enough[identity]]
+
+    def load(source: Source) -> bytes | ImageError:
+        try:
+            return load_image(source, size, quality, extension)
+        except ImageError as error:
+            return error
+
+    label, current = -1, None
+    with RecordWriter(output, size, overwrite) as writer:
+        loaded = progress(
+            map_ordered(load, queue, threads), total=len(queue), desc="packing", unit="images"
+        )
+        for source, image in zip(queue, loaded):
+            if isinstance(image, ImageError):
+                summary.unreadable.append(f"{source.path}: {image}")
+                continue
+            if source.identity != current:  # numbered here, so that no label stays without image
+                current = source.identity
+                label = current if numbered else label + 1
+            writer.add(label, image)
+            summary.aligned += source.landmarks is not None
+        if not writer.num_images:
+            raise ValueError(f"no image could be read:\n{some_of(summary.unreadable)}")
+        summary.images, summary.identities = writer.num_images, writer.num_identities
+    return summary
+
+
+def unpack(records: Records, output: str, min_images: int = 1) -> dict[str, int]:
+    """Write each image to ``<output>/<label>/<number>.<jpg or png>``.
+
+    Labels and numbers have leading zeros, so that names sort as the dataset does.
+
+    Parameters
+    ----------
+    records : Records
+    output : str
+        A folder that does not exist yet, or is empty; it appears when it is complete.
+    min_images : int
+        Identities with fewer images are left out.
+
+    Returns
+    -------
+    dict
+        The numbers of ``identities`` and ``images`` written.
+    """
+    counts = np.bincount(records.labels)
+    number_of = np.zeros(len(counts), int)
+    digits = len(str(len(counts) - 1))
+    order = np.argsort(records.labels, kind="stable")
+    order = order[counts[records.labels[order]] >= min_images]
+    with atomic_folder(output) as folder:
+        for image in progress(order, desc="unpacking", unit="images"):
+            label, encoded = records.read(int(image))
+            identity = os.path.join(folder, f"{label:0{digits}d}")
+            if number_of[label] == 0:
+                os.mkdir(identity)
+            extension = "png" if encoded[:4].tobytes() == b"\x89PNG" else "jpg"
+            name = f"{number_of[label]:0{len(str(counts[label] - 1))}d}.{extension}"
+            number_of[label] += 1
+            with open(os.path.join(identity, name), "wb") as file:
+                file.write(encoded)
+    return {"identities": int((number_of > 0).sum()), "images": int(number_of.sum())}
