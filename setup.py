@@ -25,12 +25,16 @@ MXNET = {
         "nvidia-nvtx-cu11>=11.7,<12",
     ],
 }
-# To be compiled, see the README: not among the extras that `all` brings.
+# To be compiled, see recognition/README.md: not among the extras that `all` brings.
 HOROVOD = {"horovod": ["horovod==0.28.1"]}
 OPTIONAL = {
     "onnx": ["onnx>=1.12,<1.17", "onnxruntime>=1.15,<1.20"],
     "tensorboard": ["mxboard>=0.1,<0.2", "protobuf>=3.20.2,<4"],  # as old as mxboard
-    "test": ["pytest>=7,<10", "ruff>=0.17,<0.18"],
+    "test": [
+        "pytest>=7,<10",
+        "ruff>=0.17,<0.18",
+        "import-linter>=2.4,<3; python_version >= '3.9'",
+    ],
 }
 
 setup(

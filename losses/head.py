@@ -15,7 +15,7 @@ from dsoftmax.losses.samplers import Sampler
 from dsoftmax.losses.step import Step, StepInputs, Steps
 from dsoftmax.losses.stores.base import ClassStore
 from dsoftmax.losses.trainer import HeadTrainer
-from dsoftmax.recognition.common.arrays import save_arrays
+from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
 
 CLASS_WEIGHT = "class_weight"  # the name in files of `save_parameters`
 LARGEST_ARRAY = (1 << 31) - 1  # elements of an array in MXNet's files
@@ -149,8 +149,8 @@ class Head(Block):
         """
         weights = None
         if self.store.group.is_first:
-            saved = nd.load(str(filename))
-            if not isinstance(saved, dict) or set(saved) != {CLASS_WEIGHT}:
+            saved = load_arrays(filename)
+            if set(saved) != {CLASS_WEIGHT}:
                 raise ValueError(f"{filename}: not the parameters of a head, {CLASS_WEIGHT} alone")
             weights = saved[CLASS_WEIGHT]
         self.load_class_weights(weights)

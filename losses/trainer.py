@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import TYPE_CHECKING, Any, Iterator
 
 import mxnet as mx
@@ -13,7 +12,7 @@ from mxnet import nd
 from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, set_rows, take_rows
 from dsoftmax.losses.step import StaleGradientError
 from dsoftmax.losses.stores.base import state_name
-from dsoftmax.recognition.common.arrays import Blocks, save_arrays
+from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
@@ -204,8 +203,8 @@ class HeadTrainer:
 
     def _read_file(self, path: str) -> tuple[dict, dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the facts of a file, the optimizer's arrays (K, D) and the sampler's, by name."""
-        content = nd.load(os.fspath(path))
-        if not isinstance(content, dict) or "facts" not in content:
+        content = load_arrays(path)
+        if "facts" not in content:
             raise ValueError(f"{path}: not the state of a head's trainer")
         facts = json.loads(content.pop("facts").asnumpy().tobytes())
         if facts["optimizer"] != type(self._optimizer).__name__:

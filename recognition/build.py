@@ -11,6 +11,7 @@ from dsoftmax.recognition import networks
 from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import broadcast
 from dsoftmax.recognition.class_means import class_means
+from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.networks.files import load_parameters
 from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.trained import Trained
@@ -109,7 +110,7 @@ def _load_pretrained(plan: Plan, trained: Trained) -> mx.nd.NDArray | None:
             f"warning: {len(unexpected)} of its parameters are not used, such as "
             f"{_some(unexpected)}"
         )
-    classes = mx.nd.load(path).get("arg:fc7_weight")
+    classes = load_arrays(path).get("arg:fc7_weight")
     if classes is None:
         return None
     if classes.shape == trained.head.store.shape:

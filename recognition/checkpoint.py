@@ -14,7 +14,7 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.head import Head
-from dsoftmax.recognition.common.arrays import size_of, write_arrays
+from dsoftmax.recognition.common.arrays import load_arrays, size_of, write_arrays
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import atomic_folder, explain_full_disk
 from dsoftmax.recognition.states import (
@@ -160,8 +160,8 @@ def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, A
         )
     parameters, momenta, classes = {}, {}, None
     if group.is_first:
-        parameters = nd.load(os.path.join(path, "backbone.params"))
-        momenta = nd.load(os.path.join(path, "momenta.params"))
+        parameters = load_arrays(os.path.join(path, "backbone.params"))
+        momenta = load_arrays(os.path.join(path, "momenta.params"))
         momenta.pop("none", None)
         classes = np.load(os.path.join(path, "classes.npy"), mmap_mode="r")
     try:

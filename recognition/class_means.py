@@ -6,7 +6,7 @@ import numpy as np
 
 from dsoftmax.eval import metrics
 from dsoftmax.eval.embed import embed_batches
-from dsoftmax.recognition.data.images import decode, fit
+from dsoftmax.recognition.data.images import load_rgb
 from dsoftmax.recognition.data.pipeline import Pipeline
 from dsoftmax.recognition.trained import Trained
 
@@ -27,7 +27,7 @@ def class_means(
 
     def load(place: int) -> np.ndarray:
         _, encoded = pipeline.records.read(int(numbers[place]))
-        return fit(decode(encoded), *pipeline.image_size)[:, :, ::-1]
+        return load_rgb(encoded, pipeline.image_size)
 
     weights = trained.head.class_weights()
     sums = np.zeros_like(weights)

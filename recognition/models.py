@@ -6,7 +6,7 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Callable
 
-from dsoftmax.eval.verification import Verification, evaluate
+from dsoftmax.eval.pairs import Verification, verify
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.files import save_model
@@ -105,9 +105,9 @@ class Models:
     def _verify_on(self, pack: Pack, step: int, log: RunLog | NoLog) -> Verification | None:
         pipeline = self._plan.pipeline
         try:
-            (result,) = evaluate(
+            result = verify(
                 self._trained.backbone.embed,
-                [pack],
+                pack,
                 pipeline.batch_size,
                 size=pipeline.image_size,
                 threads=self._plan.settings.threads,

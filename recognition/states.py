@@ -24,6 +24,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 import numpy as np
 
+from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.common.files import AtomicFile, FullDiskError
 
 FORMAT = 1
@@ -299,12 +300,10 @@ def _read_without_checksums(path: str, facts: dict[str, Any]) -> None:
         if shape != (facts["num_classes"], facts["embedding_size"]):
             raise ValueError(f"it is an array of shape {shape}")
         return
-    import mxnet as mx  # states with checksums are checked without it
-
     try:
-        mx.nd.load(path)
-    except mx.MXNetError:
-        raise ValueError("it is no file of MXNet's arrays") from None
+        load_arrays(path)
+    except ValueError as error:
+        raise ValueError(str(error).partition(": ")[2]) from None  # the problem names the file
 
 
 def is_whole(path: str) -> bool:

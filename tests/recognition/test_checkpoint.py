@@ -229,7 +229,7 @@ def test_a_state_without_checksums(flags, capsys):
     )
     assert train.main([*flags(max_steps=10), "--resume"]) == 0
     out = capsys.readouterr().out
-    assert "backbone.params: it is no file of MXNet's arrays" in out
+    assert "backbone.params: not a parameter file, or not a whole one" in out
     assert "state-00000004 has no checksums: only sizes were checked" in out
     assert "state-00000004, step 4" in out
 

@@ -309,11 +309,11 @@ class TestFaults:
             "    sys.exit()\n"
             "from dsoftmax.recognition import models, train\n"
             "from dsoftmax.recognition.common.distributed import job\n"
-            "evaluate = models.evaluate\n"
-            "def evaluating(*args, **options):\n"
+            "verify = models.verify\n"
+            "def verifying(*args, **options):\n"
             "    os.kill(os.getpid(), signal.SIGTERM)\n"
-            "    return evaluate(*args, **options)\n"
-            "models.evaluate = evaluating\n"
+            "    return verify(*args, **options)\n"
+            "models.verify = verifying\n"
             "job.leave(train.main(sys.argv[1:]))\n"
         )
         made = flags("job", "--loss", "nsoftmax", "--devices", "cpu", "--target", "val,val")
