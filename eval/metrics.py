@@ -15,19 +15,9 @@ from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from dsoftmax.recognition.common.vectors import normalized as normalized
+
 ACCURACY_THRESHOLDS = np.arange(0, 4, 0.01)  # of squared distances
-
-
-def normalized(vectors: np.ndarray) -> np.ndarray:
-    """Scale vectors (n, D) to length 1, leaving zeros as they are; refuse NaN and infinity."""
-    norms = np.linalg.norm(vectors, axis=1, keepdims=True)
-    bad = np.flatnonzero(~np.isfinite(norms))
-    if bad.size:
-        raise ValueError(
-            f"{bad.size} of {len(vectors)} embeddings hold NaN or infinite numbers; the first is "
-            f"number {bad[0]}"
-        )
-    return vectors / np.where(norms > 0, norms, 1)
 
 
 def squared_distances(embeddings: np.ndarray) -> np.ndarray:

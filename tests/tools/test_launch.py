@@ -13,18 +13,23 @@ from pathlib import Path
 import pytest
 
 from dsoftmax.tools import launch
-from dsoftmax.tools.launch import Host, Lines, deal, main, read_hosts, root_address
+from dsoftmax.tools.launch import main
+from dsoftmax.tools.launcher import hosts, job
+from dsoftmax.tools.launcher.hosts import Host, check_hosts, deal, read_hosts, root_address
+from dsoftmax.tools.launcher.process import Lines
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOWN_WITHIN = 10
 
-# Begins every program: it leaves its environment and arguments in a file named by who it is.
 QUICK_TO_STOP = """\
 import sys
 from dsoftmax.tools import launch
-launch.SECONDS_TO_STOP = {}
+from dsoftmax.tools.launcher import job
+job.SECONDS_TO_STOP = {}
 sys.exit(launch.main())
 """
+
+# Begins every program: it leaves its environment and arguments in a file named by who it is.
 PREAMBLE = """
 import json, os, signal, subprocess, sys, time
 folder = os.path.dirname(os.path.abspath(__file__))
@@ -300,7 +305,7 @@ def test_only_the_last_lines_of_stderr(launched):
 
 def run_here(launched, monkeypatch, program, **seconds):
     for name, value in seconds.items():
-        monkeypatch.setattr(launch, name, value)
+        monkeypatch.setattr(job, name, value)
     return main(["-n", "2", "-s", "1", "--", *launched.command(program)])
 
 
@@ -586,7 +591,7 @@ def test_sshd_lets_in_some_at_once(launched, monkeypatch):
 
 
 def test_one_fails_while_others_log_in(launched, monkeypatch, capfd):
-    monkeypatch.setattr(launch, "MOST_LOG_INS", 1)
+    monkeypatch.setattr(job, "MOST_LOG_INS", 1)
     flags = ["-n", "2", "-s", "1", *launched.hosts("10.0.0.1")]
     launched.ssh.write_text('#!/bin/sh\nfor last; do :; done\n[ "$last" = true ] || exit 255\n')
     assert main([*flags, "--", "true"]) == 255
@@ -639,9 +644,9 @@ def test_a_host_takes_too_long(tmp_path, monkeypatch):
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\nexec sleep 30\n")
     ssh.chmod(0o755)
-    monkeypatch.setattr(launch, "SECONDS_TO_LOG_IN", 0.3)
+    monkeypatch.setattr(hosts, "SECONDS_TO_LOG_IN", 0.3)
     with pytest.raises(ValueError, match=r"host a does not .* in 0\.3 s; host b does not"):
-        launch.check_hosts(["a", "b"], [str(ssh)])
+        check_hosts(["a", "b"], [str(ssh)])
 
 
 def test_localhost_needs_no_ssh(launched):

@@ -3,6 +3,7 @@ import json
 import cv2
 import pytest
 
+from dsoftmax.recognition.data.inspection import find_bad_images
 from dsoftmax.recognition.data.records import Records, RecordWriter
 from dsoftmax.tools import rec_info
 
@@ -71,7 +72,7 @@ def test_damaged_record_and_wrong_label_are_bad_images(tmp_path, jpeg):
     content[records.offsets[70] + 12 : records.offsets[70] + 16] = b"\0\0\xa0\x40"  # 5.0
     content[records.offsets[140]] ^= 255
     (tmp_path / "train.rec").write_bytes(content)
-    bad = rec_info.find_bad_images(Records(tmp_path), threads=2)
+    bad = find_bad_images(Records(tmp_path), threads=2)
     assert sorted(bad) == [70, 140]
     assert bad[70] == "label 5 among the images of identity 3"
     assert "begins with" in bad[140]

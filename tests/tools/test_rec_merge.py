@@ -4,10 +4,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 
-from dsoftmax.eval.metrics import normalized
+from dsoftmax.recognition.common.vectors import normalized
+from dsoftmax.recognition.data import merging
+from dsoftmax.recognition.data.merging import identity_centres, nearest
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.tools import rec_merge
-from dsoftmax.tools.rec_merge import identity_centres, nearest
 
 
 def contents(records):
@@ -78,7 +79,7 @@ def test_overlapping_identities_are_left_out(dataset, run, tmp_path, rng):
 
 
 def test_centres_and_nearest_against_a_plain_loop(rng, monkeypatch):
-    monkeypatch.setattr(rec_merge, "ROWS_PER_BLOCK", 7)  # so that identities span blocks
+    monkeypatch.setattr(merging, "ROWS_PER_BLOCK", 7)  # so that identities span blocks
     labels = rng.integers(0, 12, 60) * 3
     embeddings = rng.normal(size=(60, 8)).astype(np.float32)
     centres = identity_centres(labels, embeddings)

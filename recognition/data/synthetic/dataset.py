@@ -23,7 +23,8 @@ from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.images import decode, encode
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.records import FLOAT32_EXACT, RecordWriter
-from dsoftmax.recognition.data.synthetic.drawing import HeadShape, draw
+from dsoftmax.recognition.data.synthetic.drawing import draw
+from dsoftmax.recognition.data.synthetic.head_shape import HeadShape
 from dsoftmax.recognition.data.synthetic.people import draw_identity, draw_photo
 
 FIRST_VAL_IDENTITY = 1 << 31

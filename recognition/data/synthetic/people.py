@@ -46,7 +46,7 @@ class Identity:
 
     Lengths are in pixels of the 112×112 template and halves of the feature, heights are y below
     (above, if negative) the eyes, angles in radians. Tones and colours are places from 0 to 1 on
-    the scales of `drawing`; what has no other unit is an opacity or a form factor.
+    the scales of `head_shape`; what has no other unit is an opacity or a form factor.
     """
 
     head_width: float = normal(42.0, 2.0)

@@ -9,7 +9,8 @@ from dsoftmax.recognition.data.images import ARCFACE_TEMPLATE, decode
 from dsoftmax.recognition.data.packs import read_pack
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.data.synthetic import dataset, people
-from dsoftmax.recognition.data.synthetic.drawing import Camera, HeadShape
+from dsoftmax.recognition.data.synthetic.drawing import Camera
+from dsoftmax.recognition.data.synthetic.head_shape import HeadShape
 from dsoftmax.tools import synthetic_faces
 
 SMALL = {"identities": 3, "images": 4, "val_identities": 4, "pairs": 20, "size": 48}

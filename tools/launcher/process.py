@@ -1,0 +1,175 @@
+"""One process of a job: start it, pass its output on, signal it, explain how it ended."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections import deque
+from typing import IO, Sequence
+
+from dsoftmax.tools.launcher.hosts import LOCAL, Place
+
+LOST = 255  # ssh's exit code for a lost host
+LAST_LINES = 10
+PIPE_BYTES = 1 << 20  # more than a pipe holds
+BEGUN = b"launch: logged in"
+
+# Announces itself, then runs "$2"... in folder "$1" as a new process group. Each line of stdin is a
+# signal for the group. At the end of stdin, which also comes if the launcher or ssh is killed, it
+# kills the group. It is one line without single quotes, so that any login shell accepts it.
+WRAPPER = (
+    f'echo "{BEGUN.decode()}"; cd "$1" || exit 2; shift; exec 3<&0; '
+    'setsid "$@" </dev/null 3<&- & child=$!; exec 2>/dev/null; '
+    'send() { kill -s "$1" -- "-$child" || kill -s "$1" "$child"; }; '  # not a group yet
+    "{ while read -r name; do send $name; done; send KILL; } <&3 >/dev/null & watcher=$!; "
+    'wait "$child"; status=$?; kill -s KILL -- "-$child" "$watcher"; exit "$status"'
+)
+
+
+class Lines:
+    """Joins the pieces that a pipe delivers into lines; keeps the last text of redrawn lines."""
+
+    def __init__(self):
+        self._rest = b""
+
+    def add(self, data: bytes) -> list[bytes]:
+        """Add a piece and return the lines that are complete now."""
+        *lines, rest = (self._rest + data).split(b"\n")
+        self._rest = _last_piece(rest)
+        return [_last_piece(line).rstrip(b"\r") for line in lines]
+
+    def end(self) -> list[bytes]:
+        """Return the rest, after the last complete line."""
+        return self.add(b"\n") if self._rest else []
+
+
+def _last_piece(line: bytes) -> bytes:
+    """Cut off text that a carriage return has overwritten; one at the end has not done so yet."""
+    return line[line.rstrip(b"\r").rfind(b"\r") + 1 :]
+
+
+def _write(line: bytes) -> None:
+    """Print a line; if nobody reads any more (`| head`), let the job save and leave."""
+    try:
+        sys.stdout.buffer.write(line)
+        sys.stdout.buffer.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+class Process:
+    """One process of the job, run by the wrapper, here or by ssh on another host.
+
+    Parameters
+    ----------
+    place : Place
+    words : sequence of str
+        The command.
+    environment : dict of str to str
+        Variables to add to its environment.
+    ssh : sequence of str
+        How to reach another host.
+    """
+
+    def __init__(
+        self, place: Place, words: Sequence[str], environment: dict[str, str], ssh: Sequence[str]
+    ):
+        self.place = place
+        self.has_begun = False
+        self.code: int | None = None
+        self.ended_at = math.inf
+        self.complaints: deque[str] = deque(maxlen=LAST_LINES)
+        pairs = [f"{name}={value}" for name, value in environment.items()]
+        words = ["sh", "-c", WRAPPER, "launch", os.getcwd(), "env", *pairs, *words]
+        if place.host not in LOCAL:
+            words = [*ssh, place.host, " ".join(map(shlex.quote, words))]
+        self._popen = subprocess.Popen(
+            words,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            bufsize=0,
+            start_new_session=True,
+        )
+        self._lines = {self._popen.stdout: Lines(), self._popen.stderr: Lines()}
+        for pipe in self._lines:
+            os.set_blocking(pipe.fileno(), False)
+
+    @property
+    def pipes(self) -> list[IO[bytes]]:
+        """The pipes that it has not closed."""
+        return [pipe for pipe in self._lines if not pipe.closed]
+
+    def pass_on(self, pipe: IO[bytes]) -> None:
+        """Print the lines that a pipe holds, each after the name of the process."""
+        data = pipe.read(PIPE_BYTES)
+        if data:
+            self._print(pipe, self._lines[pipe].add(data))
+        elif data is not None:  # None: nothing yet; empty: the end
+            self._close(pipe)
+
+    def _print(self, pipe: IO[bytes], lines: Sequence[bytes]) -> None:
+        for line in lines:
+            if line == BEGUN and not self.has_begun:
+                self.has_begun = True
+                continue
+            _write(f"[{self.place}] ".encode() + line + b"\n")
+            if pipe is self._popen.stderr:
+                self.complaints.append(line.decode(errors="replace"))
+
+    def _close(self, pipe: IO[bytes]) -> None:
+        self._print(pipe, self._lines[pipe].end())
+        pipe.close()
+
+    def has_ended(self) -> bool:
+        """Say whether the process has ended; if so, print its last lines."""
+        if self.code is None and self._popen.poll() is not None:
+            self.code, self.ended_at = self._popen.returncode, time.monotonic()
+            self._popen.stdin.close()
+            for pipe in self.pipes:
+                self.pass_on(pipe)
+            for pipe in self.pipes:  # a process that left the group may still hold them open
+                self._close(pipe)
+        return self.code is not None
+
+    def terminate(self) -> None:
+        """Send SIGTERM to its process group."""
+        if self.code is None:
+            with contextlib.suppress(OSError):  # it is just leaving
+                self._popen.stdin.write(b"TERM\n")
+
+    def kill(self) -> None:
+        """Send SIGKILL to its process group."""
+        self._popen.stdin.close()
+
+    def abandon(self) -> None:
+        """Kill the local ssh of a process whose host is gone."""
+        self._popen.kill()
+        self._popen.wait()
+        self.has_ended()
+
+    @property
+    def exit_code(self) -> int:
+        """The exit code of a shell: 128 plus the number of a signal; never 0."""
+        return 128 - self.code if self.code < 0 else self.code or 1
+
+    def how_it_ended(self) -> str:
+        """Say which process it was and how it ended."""
+        where = "" if self.place.host in LOCAL else f" on {self.place.host}"
+        try:
+            how = f"was killed by {signal.Signals(self.exit_code - 128).name}"
+        except ValueError:
+            how = f"left with exit code {self.code}"
+            if self.code == 0:
+                others = "other " if self.place.role == "worker" else ""
+                how += f" before the {others}workers did"
+            elif self.code == LOST and where:
+                how += ", as ssh does if the host is lost"
+        return f"{self.place}{where} {how}"
