@@ -59,16 +59,22 @@ class Search(NamedTuple):
     points: list[metrics.OperatingPoint]  # one for each of FPIRS
 
 
-def verify(
+def verify_templates(
     pooled: templates.Templates, pairs: templates.Pairs, threads: int = 2
 ) -> tuple[np.ndarray, list[metrics.OperatingPoint]]:
-    """Run 1:1.
+    """Run 1:1: score pairs of templates.
+
+    Parameters
+    ----------
+    pooled : Templates
+    pairs : Pairs
+    threads : int
 
     Returns
     -------
     scores : (pairs,) float32
     points : list of OperatingPoint
-        One for each of FARS.
+        One per rate of FARS.
     """
     scores = templates.pair_scores(pooled, pairs, threads)
     return scores, metrics.at_far(scores[pairs.issame], scores[~pairs.issame], FARS)
@@ -307,7 +313,7 @@ def run_verification(
 ) -> tuple[list[str], dict[str, Any]]:
     """Run 1:1, save scores and curve; return lines for people and values for machines."""
     pairs = templates.read_pairs(files.pairs)
-    scores, points = verify(pooled, pairs, args.threads)
+    scores, points = verify_templates(pooled, pairs, args.threads)
     genuine, impostor = scores[pairs.issame], scores[~pairs.issame]
     lines = [
         f"1:1, {len(genuine)} pairs of one person, {len(impostor)} of two, TAR (%) at FAR:",

@@ -10,6 +10,8 @@ MODULES = [
     "dsoftmax.losses.criteria",
     "dsoftmax.losses.log_sum_exp",
     "dsoftmax.losses.presets",
+    "dsoftmax.recognition.common.checks",
+    "dsoftmax.recognition.common.cli",
     "dsoftmax.recognition.common.files",
     "dsoftmax.recognition.data.records",
     "dsoftmax.recognition.data.pipeline",

@@ -46,7 +46,7 @@ def find_states(folder: str) -> list[str]:
     return sorted(paths)
 
 
-def verify(paths: list[str]) -> list[dict[str, Any]]:
+def check_states(paths: list[str]) -> list[dict[str, Any]]:
     """Check states; return one result per state, as values for JSON."""
     read = 0
 
@@ -56,10 +56,10 @@ def verify(paths: list[str]) -> list[dict[str, Any]]:
         read += count
 
     with progress(None, total=sum(map(_size, paths)) >> 20, desc="reading", unit="MB") as bar:
-        return [_verify(path, report) for path in paths]
+        return [_check(path, report) for path in paths]
 
 
-def _verify(path: str, report: Callable[[int], None]) -> dict[str, Any]:
+def _check(path: str, report: Callable[[int], None]) -> dict[str, Any]:
     try:
         check = check_state(path, report)
     except UnknownFormatError as error:
@@ -107,7 +107,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command(parser=build_parser)
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    results = verify(find_states(args.state))
+    results = check_states(find_states(args.state))
     if args.json:
         print_json(results, args.json)
     else:

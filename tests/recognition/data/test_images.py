@@ -14,6 +14,7 @@ from dsoftmax.recognition.data.images import (
     decode,
     encode,
     fit,
+    load_rgb,
     similarity_transform,
 )
 from tests.conftest import make_image
@@ -26,6 +27,21 @@ def as_array(encoded: bytes) -> np.ndarray:
 def test_round_trip_without_loss(rng):
     image = rng.integers(0, 256, (17, 23, 3), np.uint8)
     np.testing.assert_array_equal(decode(as_array(encode(image, ".png"))), image)
+
+
+def test_load_rgb(rng, tmp_path):
+    image = rng.integers(0, 256, (40, 30, 3), np.uint8)
+    path = tmp_path / "image.png"
+    path.write_bytes(encode(image, ".png"))
+    landmarks = rng.uniform(5, 25, (5, 2))
+    for source in (path, str(path), as_array(path.read_bytes())):
+        np.testing.assert_array_equal(load_rgb(source), image[:, :, ::-1])
+        fitted = load_rgb(source, (16, 20))
+        np.testing.assert_array_equal(fitted, fit(image, 16, 20)[:, :, ::-1])
+        aligned = load_rgb(source, (16, 20), landmarks)
+        np.testing.assert_array_equal(aligned, align(image, landmarks, (16, 20))[:, :, ::-1])
+    with pytest.raises(FileNotFoundError):
+        load_rgb(tmp_path / "nothing.png")
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xd9"])
