@@ -10,16 +10,12 @@ import sys
 from dsoftmax.recognition.common.cli import command
 from dsoftmax.recognition.common.distributed import job
 from dsoftmax.recognition.common.distributed.role import is_worker
-from dsoftmax.recognition.common.preflight import check_opencv
-from dsoftmax.recognition.settings import parse
+from dsoftmax.recognition.settings import Settings, parse
 
 
-@command
-def main(argv: list[str] | None = None) -> int:
-    """Run the command."""
-    settings = parse(argv)
-    check_opencv()
-    # MXNet takes a second to load: --help and wrong flags should not wait for it.
+@command(parse=parse, needs=("mxnet", "opencv"))
+def main(settings: Settings) -> int:
+    """Train, and return the exit code."""
     from dsoftmax.recognition.loop import Run
     from dsoftmax.recognition.report import describe
 

@@ -12,6 +12,7 @@ import mxnet as mx
 from mxnet import autograd
 from dsoftmax import losses
 
+signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs ignore it
 preset, contexts, end = sys.argv[1], int(sys.argv[2]), sys.argv[3]
 head = losses.create(preset, 20000, 512, ctx=[mx.cpu(i) for i in range(contexts)])
 head.initialize()

@@ -589,6 +589,9 @@ class TestTrainer:
         with pytest.raises(ValueError, match="not that of 20 classes"):
             head.trainer("sgd").load_states(tmp_path / "states")
         nd.save(str(tmp_path / "other"), [nd.ones((1,))])
+        with pytest.raises(ValueError, match="its parameters have no names"):
+            momentum.load_states(tmp_path / "other")
+        nd.save(str(tmp_path / "other"), {"some": nd.ones((1,))})
         with pytest.raises(ValueError, match="not the state of a head's trainer"):
             momentum.load_states(tmp_path / "other")
 

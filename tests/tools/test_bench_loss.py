@@ -138,7 +138,7 @@ def test_groups(monkeypatch):
         (["--losses", "bsoftmax"], "--losses: there is no 'bsoftmax'; legal are softmax"),
         (["--losses", "dsoftmax:cores=3"], "'cores' is none of devices, store, chunk"),
         (["--losses", "dsoftmax:devices=tpu"], "devices are cpu, gpu"),
-        (["--losses", "dsoftmax:store=host"], "store='host' copies the step's rows"),
+        (["--losses", "dsoftmax:store=host"], "store='host' copies the class rows of a step"),
     ],
 )
 def test_wrong_flags(arguments, message, capsys, in_this_process):

@@ -75,9 +75,9 @@ class Worker:
         self._waits_between_parts = False
         store = bench.head.store
         row = 4 * store.shape[1] + BYTES_OF_INDEX
-        self._pull = store.pull
-        store.pull = self._watch(store.pull, "pull", "pulled", lambda rows: len(rows) * row)
-        store.push = self._watch(store.push, "push", "pushed", lambda rows, _: len(rows) * row)
+        rows, self._pull = store.rows, store.rows.pull
+        rows.pull = self._watch(rows.pull, "pull", "pulled", lambda wanted: len(wanted) * row)
+        rows.push = self._watch(rows.push, "push", "pushed", lambda changed, _: len(changed) * row)
         store.group.sum_arrays = self._watch(
             store.group.sum_arrays,
             "collectives",
