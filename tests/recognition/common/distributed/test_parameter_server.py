@@ -24,72 +24,16 @@ from dsoftmax.recognition.common.distributed.parameter_server.keys import (
 )
 from dsoftmax.recognition.common.distributed.parameter_server.rows import ServerRows
 from dsoftmax.recognition.data.packs import write_pack
-from dsoftmax.recognition.data.records import RecordWriter
 from dsoftmax.recognition.settings import parse
-from dsoftmax.tools import launch
-from tests.conftest import make_image
-from tests.recognition.common import job_of_heads, job_of_steps
-
-import cv2  # isort: skip
-
-PYTHON = [sys.executable, "-W", "ignore"]
-SPLIT = ("--env", "MXNET_KVSTORE_BIGARRAY_BOUND=100")  # small arrays on all servers, as large ones
-
-
-def launched(workers, servers, command, *flags):
-    """Return the command line of a job."""
-    numbers = ["-n", str(workers), "-s", str(servers)]
-    return [*PYTHON, launch.__file__, *numbers, *flags, "--", *map(str, command)]
-
-
-def run(command, timeout=120):
-    """Run a job; return its exit code and what it printed."""
-    done = subprocess.run(
-        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=timeout
-    )
-    return done.returncode, done.stdout
-
-
-@pytest.fixture(scope="module")
-def faces(tmp_path_factory):
-    """Write a dataset of 12 identities."""
-    folder = tmp_path_factory.mktemp("job") / "faces"
-    draw = np.random.default_rng(1)
-    with RecordWriter(folder, image_size=(32, 32)) as writer:
-        for label in range(12):
-            for _ in range(8):
-                writer.add(label, cv2.imencode(".jpg", make_image(draw))[1].tobytes())
-    return folder
-
-
-@pytest.fixture
-def flags(faces, tmp_path):
-    """Return the flags of a short run."""
-
-    def make(name, *more):
-        common = "--network tiny --dataset few --target none --emb-size 16 --per-batch-size 8"
-        numbers = "--lr-steps 7 --max-steps 10 --verbose 5 --frequent 5 --threads 1 --seed 5"
-        folders = ["--data-dir", faces, "--models-root", tmp_path / name]
-        return [*map(str, [*common.split(), *numbers.split(), *folders, *more])]
-
-    return make
-
-
-def states_of(made):
-    return states.list_states(os.path.join(parse(made).folder, "states"))
-
-
-def assert_same_bits(one, other):
-    """Compare the newest states of two runs."""
-    one, other = (Path(states_of(made)[0]) for made in (one, other))
-    assert one.name == other.name
-    for name in states.FILES[:2]:
-        a, b = (nd.load(str(path / name)) for path in (one, other))
-        assert set(a) == set(b)
-        for key in a:
-            np.testing.assert_array_equal(a[key].asnumpy(), b[key].asnumpy(), err_msg=key)
-    for name in states.FILES[2:]:
-        assert (one / name).read_bytes() == (other / name).read_bytes(), name
+from tests.recognition.common.distributed import job_of_heads, job_of_steps
+from tests.recognition.common.distributed.jobs import (
+    PYTHON,
+    SPLIT,
+    assert_same_bits,
+    launched,
+    run,
+    states_of,
+)
 
 
 class TestHeads:

@@ -8,12 +8,10 @@ import sys
 import pytest
 
 from dsoftmax.recognition import train
-from tests.recognition.common import job_of_heads
-from tests.recognition.common.test_parameter_server import (  # noqa: F401
+from tests.recognition.common.distributed import job_of_heads
+from tests.recognition.common.distributed.jobs import (
     PYTHON,
     assert_same_bits,
-    faces,
-    flags,
 )
 
 pytest.importorskip("horovod.mxnet", reason="Horovod is not installed")
@@ -63,7 +61,7 @@ def test_what_is_exchanged(found):
 
 
 @pytest.mark.parametrize("loss", ["dsoftmax", "dsoftmax_k"])
-def test_training_and_a_resume_on_another_number_of_ranks(flags, tmp_path, loss):  # noqa: F811
+def test_training_and_a_resume_on_another_number_of_ranks(flags, tmp_path, loss):
     options = ["--loss", loss] + (["--sample-rate", "0.25"] if loss == "dsoftmax_k" else [])
     alone = ("--devices", "cpu:2", "--class-parallel", "1")
     whole = flags("whole", *options, *alone)
@@ -79,7 +77,7 @@ def test_training_and_a_resume_on_another_number_of_ranks(flags, tmp_path, loss)
     assert_same_bits(whole, two)
 
 
-def test_a_rank_that_fails_ends_the_job(flags, tmp_path):  # noqa: F811
+def test_a_rank_that_fails_ends_the_job(flags, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
         "import sys\n"
@@ -99,7 +97,7 @@ def test_a_rank_that_fails_ends_the_job(flags, tmp_path):  # noqa: F811
     assert "RuntimeError: a cosmic ray" in output
 
 
-def test_a_rank_that_is_refused_ends_the_job(flags, tmp_path):  # noqa: F811
+def test_a_rank_that_is_refused_ends_the_job(flags, tmp_path):
     script = tmp_path / "job.py"
     script.write_text(
         "import os, sys\n"

@@ -13,11 +13,9 @@ import pytest
 
 from dsoftmax.losses import operators
 from dsoftmax.recognition import train
-from tests.recognition.common.test_parameter_server import (  # noqa: F401
+from tests.recognition.common.distributed.jobs import (
     PYTHON,
     assert_same_bits,
-    faces,
-    flags,
     launched,
     states_of,
 )
@@ -244,7 +242,7 @@ def network(tmp_path, monkeypatch):
         network.tear_down()
 
 
-def test_the_bits_of_one_process(network, flags):  # noqa: F811
+def test_the_bits_of_one_process(network, flags):
     alone = flags("alone", *LOSS, *ALONE)
     assert run_alone([*TRAIN, *alone]) == 0
     code, output = network.run([*TRAIN, *flags("job", *LOSS, *SERVED)])
@@ -255,7 +253,7 @@ def test_the_bits_of_one_process(network, flags):  # noqa: F811
     assert not os.listdir(network.folder / "job")
 
 
-def test_another_network_comes_first(network, flags):  # noqa: F811
+def test_another_network_comes_first(network, flags):
     """As Docker's: ps-lite would take it, though the same address is another host's too."""
     for name in network.hosts:
         call("ip", "-n", name, "link", "add", "other", "index", "5", "type", "bridge")
@@ -278,7 +276,7 @@ def test_more_than_sshd_lets_in_at_once(network):
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_a_remote_worker_is_killed(network, flags, restarts):  # noqa: F811
+def test_a_remote_worker_is_killed(network, flags, restarts):
     """All leave both hosts; a restart ends with the bits of one process that nobody disturbed."""
     steps = 20 if restarts else 100_000
     made = flags("job", *LOSS, *SERVED, "--max-steps", str(steps), "--verbose", "2")
