@@ -213,16 +213,24 @@ def probabilities_of(
 
 
 def product_over_batch(
-    share: nd.NDArray, logits: nd.NDArray, probabilities: nd.NDArray
-) -> nd.NDArray:
-    """Return the sum over the batch of share (B,) × logit × probability (B, C), (C, 1).
+    share: nd.NDArray, logits: nd.NDArray, probabilities: nd.NDArray, workspace: Workspace
+) -> tuple[nd.NDArray, nd.NDArray | None]:
+    """Sum share (B,) × logit × probability (B, C) over the batch.
 
-    The logits may be overwritten.
+    Returns
+    -------
+    sums : (C, 1)
+    transposed : (C, B) or None
+        The transposed probabilities, if they were a by-product. The logits may be overwritten.
     """
+    batch, classes = logits.shape
     if operators.serve(logits.context):
-        return nd._internal._dsoftmax_along(share, logits, probabilities)
+        sums = nd.empty((classes, 1), ctx=logits.context)
+        transposed = workspace.get("transposed", classes, batch)
+        nd._internal._dsoftmax_along(share, logits, probabilities, out=[sums, transposed])
+        return sums, transposed
     nd.elemwise_mul(logits, probabilities, out=logits)
-    return nd.dot(share.expand_dims(0), logits).reshape((-1, 1))
+    return nd.dot(share.expand_dims(0), logits).reshape((-1, 1)), None
 
 
 class RowGradient(NamedTuple):
@@ -237,22 +245,6 @@ class RowGradient(NamedTuple):
         if self.along is not None:
             nd.elemwise_sub(self.values, nd.broadcast_mul(self.weight, self.along), out=self.values)
         return self.values
-
-
-def weight_gradient(
-    probabilities: nd.NDArray,
-    embedding: nd.NDArray,
-    weight: nd.NDArray,
-    along: nd.NDArray | None,
-    out: nd.NDArray,
-) -> RowGradient:
-    """Return ``probabilitiesᵀ · embedding - along * weight``, of (B, C), (B, D), (C, D), (C, 1)."""
-    if along is None or operators.serve(weight.context):  # the rest is left to `sgd`
-        nd.dot(probabilities, embedding, transpose_a=True, out=out)
-        return RowGradient(out, along, weight)
-    nd.broadcast_mul(weight, along, out=out)
-    nd.linalg.gemm(probabilities, embedding, out, transpose_a=True, beta=-1.0, out=out)
-    return RowGradient(out)
 
 
 class Sgd(NamedTuple):

@@ -23,8 +23,8 @@ from dsoftmax.losses.kernels import (
     probabilities_of,
     product_over_batch,
     scale_rows,
-    weight_gradient,
 )
+from dsoftmax.losses.products import Product, times_transposed, transposed_times
 
 if TYPE_CHECKING:
     from dsoftmax.losses.step import StepInputs
@@ -176,9 +176,14 @@ class BlockwiseLogSumExp:
             # The gradient is made later; until then its memory serves as scratch space.
             inverse = inverse_norm(weight, self._workspace.get("gradient", *weight.shape))
         self._inverses.append(inverse)
-        _, probabilities, sums = self._compute(number)
-        grad_embedding = nd.dot(probabilities, weight) if self._inputs.for_training else None
-        return NegativeSums(*sums, grad_embedding)
+        logits = self._buffer("logits", number)
+        if not self._inputs.for_training:
+            times_transposed(self._embedding, weight, logits)
+            _, sums = self._probabilities(number, logits)
+            return NegativeSums(*sums, None)
+        product = Product(self._embedding, weight, logits)
+        probabilities, sums = self._probabilities(number, logits)
+        return NegativeSums(*sums, product.times(probabilities))
 
     def weight_gradient(self, number: int, grad_n: nd.NDArray, n: nd.NDArray) -> RowGradient:
         """Return the gradient to the weights of a block, in memory the next block will reuse.
@@ -197,24 +202,26 @@ class BlockwiseLogSumExp:
             logits = self._buffer("logits", number)
             probabilities = self._buffer("probabilities", number)
         else:
-            logits, probabilities, _ = self._compute(number)
+            logits = self._buffer("logits", number)
+            times_transposed(self._embedding, weight, logits)
+            probabilities, _ = self._probabilities(number, logits)
         # The probabilities are those within the block. The block's share of all of n scales the
         # (B, D) side of the product, which is the smaller one.
         share = grad_n * nd.exp(self._block_n[number] - n)
         embedding = scale_rows(self._embedding, share)
-        along = None
+        along = transposed = None
         if inverse is not None:
             # With ŵ = w / |w| and g the gradient to ŵ, that to w is (g - (g · ŵ) ŵ) / |w|, and
             # g · ŵ is the sum over the batch of share × probability × logit.
-            along = product_over_batch(share, logits, probabilities) * inverse
+            along, transposed = product_over_batch(share, logits, probabilities, self._workspace)
+            along = along * inverse
         out = self._workspace.get("gradient", *weight.shape)
-        return weight_gradient(probabilities, embedding, weight, along, out)
+        transposed_times(probabilities, transposed, embedding, out)
+        return RowGradient(out, along, weight)
 
-    def _compute(self, number: int) -> tuple[nd.NDArray, nd.NDArray, tuple]:
-        """Return the logits and probabilities of a block, and their sums per sample."""
+    def _probabilities(self, number: int, logits: nd.NDArray) -> tuple[nd.NDArray, tuple]:
+        """Return the probabilities of a block's logits, and the sums per sample."""
         block = self.blocks[number]
-        logits = self._buffer("logits", number)
-        nd.dot(self._embedding, self._weight[block], transpose_b=True, out=logits)
         inside = (self._target_column >= block.start) & (self._target_column < block.stop)
         target_column = np.where(inside, self._target_column - block.start, -1)
         offset = None if self._offset is None else self._offset[:, block]
@@ -222,7 +229,7 @@ class BlockwiseLogSumExp:
         sums = probabilities_of(
             logits, self._inverses[number], target_column, offset, probabilities
         )
-        return logits, probabilities, sums
+        return probabilities, sums
 
     def _buffer(self, name: str, number: int) -> nd.NDArray:
         block = self.blocks[number]

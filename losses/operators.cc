@@ -95,11 +95,6 @@ void divide(float* values, const float* inverse, float factor, int64_t count) {
   for (int64_t j = 0; j < count; ++j) values[j] *= factor * inverse[j];
 }
 
-void add_product(float* sum, float factor, const float* a, const float* b, int64_t count) {
-#pragma omp simd
-  for (int64_t j = 0; j < count; ++j) sum[j] += factor * a[j] * b[j];
-}
-
 struct Sgd {
   float lr, momentum, wd, rescale, clip;
 };
@@ -253,27 +248,52 @@ MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const 
   return MX_SUCCESS;
 }
 
-// --- share (B,), logits (B, C), probabilities (B, C) -> sum over the batch of their product (C, 1)
+// --- share (B,), logits (B, C), probabilities (B, C)
+//     -> sum over the batch of their product (C, 1), transposed probabilities (C, B)
 
 MXReturnValue along_shape(const Attributes&, Shapes* in, Shapes* out) {
-  (*out)[0] = {(*in)[1][1], 1};
+  const unsigned int rows = (*in)[1][0], classes = (*in)[1][1];
+  (*out)[0] = {classes, 1};
+  (*out)[1] = {classes, rows};
   return MX_SUCCESS;
 }
+
+const int64_t kTile = 16;  // floats in a line of the cache
 
 MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
   const float *share = (*in)[0].data<float>(), *logits = (*in)[1].data<float>();
   const float* probabilities = (*in)[2].data<float>();
-  float* sum = (*out)[0].data<float>();
+  float *sums = (*out)[0].data<float>(), *transposed = (*out)[1].data<float>();
   const int64_t rows = (*in)[1].shape[0], classes = (*in)[1].shape[1];
-  const int64_t strip = 2048;  // sums that stay in the innermost cache
-#pragma omp parallel for
-  for (int64_t start = 0; start < classes; start += strip) {
-    const int64_t count = std::min(strip, classes - start);
-    std::fill_n(sum + start, count, 0.0f);
-    for (int64_t i = 0; i < rows; ++i) {
-      const int64_t at = i * classes + start;
-      add_product(sum + start, share[i], logits + at, probabilities + at, count);
+#pragma omp parallel for schedule(static)
+  for (int64_t start = 0; start < classes; start += kTile) {
+    const int64_t count = std::min(kTile, classes - start);
+    float sum[kTile] = {0};
+    float tile[kTile][kTile];
+    for (int64_t top = 0; top < rows; top += kTile) {
+      const int64_t height = std::min(kTile, rows - top);
+      for (int64_t i = 0; i < height; ++i) {
+        const int64_t at = (top + i) * classes + start;
+        const float *z = logits + at, *p = probabilities + at, factor = share[top + i];
+        if (count == kTile) {
+#pragma omp simd
+          for (int64_t j = 0; j < kTile; ++j) {
+            sum[j] += factor * z[j] * p[j];
+            tile[i][j] = p[j];
+          }
+        } else {
+          for (int64_t j = 0; j < count; ++j) {
+            sum[j] += factor * z[j] * p[j];
+            tile[i][j] = p[j];
+          }
+        }
+      }
+      for (int64_t j = 0; j < count; ++j) {
+        float* line = transposed + (start + j) * rows + top;
+        for (int64_t i = 0; i < height; ++i) line[i] = tile[i][j];
+      }
     }
+    std::copy_n(sum, count, sums + start);
   }
   return MX_SUCCESS;
 }
@@ -353,8 +373,8 @@ REGISTER_OP(_dsoftmax_probabilities)
 
 REGISTER_OP(_dsoftmax_along)
     .setForward(along, "cpu")
-    .setParseAttrs(count<3, 1>)
-    .setInferType(all_float<1>)
+    .setParseAttrs(count<3, 2>)
+    .setInferType(all_float<2>)
     .setInferShape(along_shape);
 
 REGISTER_OP(_dsoftmax_sgd)

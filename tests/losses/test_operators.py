@@ -63,20 +63,25 @@ def test_rows(count, width, rng, monkeypatch):
 @pytest.mark.parametrize("with_offset", [True, False])
 @pytest.mark.parametrize("scale", [1, 32, 300])
 @pytest.mark.parametrize("classes", [1, 2, 7, 300])
-def test_probabilities(normalize, with_offset, scale, classes, rng, monkeypatch):
-    products = rng.normal(size=(6, classes)) * scale
+@pytest.mark.parametrize("batch", [3, 16, 37])
+def test_probabilities(normalize, with_offset, scale, classes, batch, rng, monkeypatch):
+    products = rng.normal(size=(batch, classes)) * scale
     inverse = nd.array(rng.uniform(0.1, 3, (classes, 1))) if normalize else None
     offset = nd.array(rng.uniform(0, 9, (1, classes))) if with_offset else None
-    own = rng.integers(-1, classes, 6)
+    own = rng.integers(-1, classes, batch)
     own[:2] = [-1, classes - 1]
-    share = nd.array(rng.normal(size=6))
+    share = nd.array(rng.normal(size=batch))
 
     def run():
-        logits, out = nd.array(products), nd.empty((6, classes))
+        logits, out = nd.array(products), nd.empty((batch, classes))
         found = kernels.probabilities_of(logits, inverse, own, offset, out)
         masked = logits.asnumpy()
         results = [array.asnumpy() for array in (*found, out)] + [masked]
-        return results + [kernels.product_over_batch(share, logits, out).asnumpy()]
+        workspace = kernels.Workspace(mx.cpu(0))
+        sums, transposed = kernels.product_over_batch(share, logits, out, workspace)
+        if transposed is not None:
+            np.testing.assert_array_equal(transposed.asnumpy(), out.asnumpy().T)
+        return results + [sums.asnumpy()]
 
     fast, plain = both_ways(monkeypatch, run)
     if classes == 1:  # of a sample without negatives the probabilities mean nothing

@@ -73,8 +73,10 @@ def cost_table(results: list[dict[str, Any]]) -> str:
 
 def remarks(results: list[dict[str, Any]]) -> list[str]:
     """Explain the columns."""
+    floors = (f"{way} {seconds * 1e3:.1f} ms" for way, seconds in results[0]["floors"].items())
     lines = [
-        "floor: the three matrix products alone; sampler, forest: their share of the step;",
+        "floor: the three matrix products alone, by the fastest way MXNet has here",
+        f"({results[0]['name']}: {', '.join(floors)}); sampler, forest: their share of the step;",
         "above: the peak above weights and momenta; read, written: weights and momenta.",
     ]
     for result in results:
