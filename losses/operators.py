@@ -1,17 +1,24 @@
-"""The optional operators of operators.cc: how they are built and loaded.
+"""The compiled operators of operators.cc: how they are built and loaded.
 
-`kernels` asks `serve` and does without them if they are not there.
+The first head on a CPU builds them, once per processor and version, into the user's cache, if there
+is a C++ compiler. `kernels` asks `serve` and uses MXNet's operators if they are not there.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import hashlib
+import logging
 import os
 import platform
 import re
 import shutil
 import subprocess
+import sys
+import tempfile
 from pathlib import Path
+from typing import Iterator
 
 import mxnet as mx
 
@@ -30,8 +37,18 @@ FLAGS = [
     "-fno-trapping-math",
 ]
 SWITCH = "DSOFTMAX_OPERATORS"  # environment: 0 for none
+CACHE = "DSOFTMAX_CACHE"  # environment: the folder to build them in
 
+logger = logging.getLogger(__name__)
 _is_loaded = False
+
+
+def cache_folder() -> Path:
+    """Return the folder in the user's cache that built operators are kept in."""
+    if os.environ.get(CACHE):
+        return Path(os.environ[CACHE])
+    base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    return Path(base) / "dsoftmax"
 
 
 def library() -> Path:
@@ -39,7 +56,7 @@ def library() -> Path:
 
     They use every instruction the processor has, so each kind of processor needs its own build.
     """
-    return SOURCE.with_name(f"operators-{_fingerprint()}.so")
+    return cache_folder() / f"operators-{_fingerprint()}.so"
 
 
 def _fingerprint() -> str:
@@ -52,13 +69,18 @@ def _fingerprint() -> str:
     return hashlib.sha256("\n".join(facts).encode()).hexdigest()[:12]
 
 
+def _failure() -> Path:
+    """Return the file that says why the operators could not be built."""
+    return library().with_suffix(".failed")
+
+
 def build() -> Path:
-    """Compile the operators, and remove builds of earlier sources.
+    """Compile the operators, and load them in a process of their own for a trial.
 
     Raises
     ------
     ValueError
-        There is no compiler, or it fails; the message holds its output.
+        There is no compiler, it fails, or MXNet can't load what it makes; the message says why.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("c++")
     if not compiler:
@@ -66,18 +88,25 @@ def build() -> Path:
             "there is no C++ compiler (g++ or c++, or what CXX names); on Debian and Ubuntu: "
             "apt-get install g++. Everything works without these operators, more slowly on CPUs"
         )
-    mxnet = Path(mx.__file__).parent
-    target = library()
-    with AtomicFile(target) as file:
-        command = [compiler, *FLAGS, "-isystem", mxnet / "include", SOURCE]
-        command += [mxnet / "src" / "lib_api.cc", "-o", file.name]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise ValueError(f"{' '.join(map(str, command))} failed:\n{done.stderr.strip()}")
-    for other in SOURCE.parent.glob("operators-*.so"):
-        if other != target:
-            other.unlink()
+    mxnet, target = Path(mx.__file__).parent, library()
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=target.parent) as folder:
+        made = os.path.join(folder, "operators.so")
+        sources = [SOURCE, mxnet / "src" / "lib_api.cc"]
+        _run([compiler, *FLAGS, "-isystem", mxnet / "include", *sources, "-o", made])
+        # In a process of its own: this one may have loaded operators of another source.
+        trial = f"import mxnet as mx; mx.library.load({made!r}, verbose=False)"
+        _run([sys.executable, "-W", "ignore", "-c", trial])
+        os.replace(made, target)
+    with contextlib.suppress(FileNotFoundError):
+        _failure().unlink()
     return target
+
+
+def _run(command: list) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise ValueError(f"{' '.join(map(str, command))} failed:\n{done.stderr.strip()}")
 
 
 def load() -> bool:
@@ -87,6 +116,56 @@ def load() -> bool:
         mx.library.load(str(library()), verbose=False)
         _is_loaded = True
     return _is_loaded
+
+
+def load_or_build() -> bool:
+    """Load the operators, and build them first if nobody has tried that on this machine yet.
+
+    Processes that start together build them once. A failure is logged in one line, and not tried
+    again until ``tools/build_operators.py`` is called.
+    """
+    if load() or os.environ.get(SWITCH) == "0":
+        return _is_loaded
+    try:
+        with _locked():
+            if not library().exists() and not _failure().exists():
+                _build_once()
+    except OSError as error:  # the cache can't be written to
+        logger.warning("going on without compiled operators: %s", error)
+    return load()
+
+
+def _build_once() -> None:
+    logger.warning("compiling operators for this processor, once: about ten seconds")
+    try:
+        build()
+    except ValueError as error:
+        reason = str(error)
+        logger.warning("going on without compiled operators: %s", reason.splitlines()[0])
+        with AtomicFile(_failure(), "w") as file:
+            file.write(reason)
+
+
+@contextlib.contextmanager
+def _locked() -> Iterator[None]:
+    """Let one process at a time build; the kernel frees the lock of one that dies."""
+    cache_folder().mkdir(parents=True, exist_ok=True)
+    with open(cache_folder() / "build.lock", "w", encoding="ascii") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def describe() -> str:
+    """Say which operators steps on a CPU use, and why."""
+    if _is_loaded:
+        return f"compiled operators of {library()}"
+    if os.environ.get(SWITCH) == "0":
+        reason = f"{SWITCH}=0"
+    elif _failure().exists():
+        reason = f"they could not be built, see {_failure()}"
+    else:
+        reason = "they are not built yet"
+    return f"MXNet's operators, which are slower than compiled ones ({reason})"
 
 
 def serve(context: mx.Context) -> bool:

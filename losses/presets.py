@@ -303,10 +303,13 @@ def create(
 
     import mxnet as mx
 
+    from dsoftmax.losses import operators
     from dsoftmax.losses.head import Head
     from dsoftmax.recognition.common.distributed.group import ALONE
 
     contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.current_context()])
+    if any(context.device_type == "cpu" for context in contexts):
+        operators.load_or_build()
     weights = kind(num_classes, embedding_size, contexts, ALONE if group is None else group)
     return Head(
         spec.make_criterion(),

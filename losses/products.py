@@ -79,6 +79,14 @@ class Product:
         return product
 
 
+def times(a: nd.NDArray, b: nd.NDArray, out: nd.NDArray) -> None:
+    """Compute a · b of (m, k) and (k, n) into `out`, (m, n), for a small b."""
+    if way(a.context) == "dot":
+        nd.dot(a, b, out=out)
+    else:
+        times_transposed(a, nd.transpose(b), out)
+
+
 def transposed_times(
     a: nd.NDArray, a_transposed: nd.NDArray | None, b: nd.NDArray, out: nd.NDArray
 ) -> None:
@@ -97,4 +105,4 @@ def transposed_times(
         return
     if a_transposed is None:
         a_transposed = nd.transpose(a)
-    nd.FullyConnected(a_transposed, nd.transpose(b), no_bias=True, num_hidden=b.shape[1], out=out)
+    times(a_transposed, b, out)

@@ -28,6 +28,7 @@ from dsoftmax.losses.kernels import (
     take_rows,
 )
 from dsoftmax.losses.log_sum_exp import BlockwiseLogSumExp, NegativeSums, combine_negatives
+from dsoftmax.losses.products import times
 from dsoftmax.losses.samplers import Draw
 from dsoftmax.losses.stores.base import ClassStore, Shard
 
@@ -181,7 +182,9 @@ class ShardStep:
             grad_weight = project(grad_weight, self._target_weight, self._target_inverse)
         # A product with 0s and 1s adds up the samples of each class.
         belongs = np.arange(len(self._labels))[:, None] == self._label_of_sample
-        return nd.dot(from_numpy(belongs, device, "float32"), grad_weight)
+        out = nd.empty((len(self._labels), grad_weight.shape[1]), ctx=device)
+        times(from_numpy(belongs, device, "float32"), grad_weight, out)
+        return out
 
 
 class Step:

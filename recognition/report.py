@@ -8,6 +8,7 @@ import math
 import time
 from typing import Any, Iterator, NamedTuple
 
+from dsoftmax.losses import operators, products
 from dsoftmax.losses.head import Head
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.flops import format_flops
@@ -35,10 +36,19 @@ def describe(plan: Plan, head: Head) -> list[str]:
         f"Called with argument: {json.dumps(settings.as_json())}",
         f"Network FLOPs: {format_flops(plan.flops)}",
         f"{head!r}",
+        *_describe_arithmetic(plan),
         f"memory of a device: about {plan.memory}",
         *(f"ver {pack.name}" for pack in plan.packs),
         f"lr_steps {list(settings.lr_steps)}",
     ]
+
+
+def _describe_arithmetic(plan: Plan) -> list[str]:
+    """Return a line about how steps on CPUs are computed; none for GPUs."""
+    cpu = next((context for context in plan.contexts if context.device_type == "cpu"), None)
+    if cpu is None:
+        return []
+    return [f"products by {products.way(cpu)}; {operators.describe()}"]
 
 
 class Report:

@@ -8,6 +8,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
+from dsoftmax.losses import operators
+from dsoftmax.losses.products import way
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 
 if TYPE_CHECKING:
@@ -125,9 +127,11 @@ class ClassStore:
             for start, stop, context in borders
             if stop > start  # fewer classes than devices
         ]
-        # The BLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each
-        # on several cores. Contexts of one CPU share its cores, so little is lost by taking turns.
-        self.one_at_a_time = sum(shard.device.device_type == "cpu" for shard in self.shards) > 1
+        # OpenBLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each
+        # on several cores. Without the compiled operators a step needs it even beside oneDNN.
+        on_cpu = [shard.device for shard in self.shards if shard.device.device_type == "cpu"]
+        is_safe = all(way(cpu) == "onednn" and operators.serve(cpu) for cpu in on_cpu)
+        self.one_at_a_time = len(on_cpu) > 1 and not is_safe
 
     def _make_shard(self, start: int, stop: int, device: mx.Context) -> Shard:
         raise NotImplementedError

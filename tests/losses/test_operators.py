@@ -3,6 +3,7 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -168,16 +169,50 @@ def test_the_switch():
     assert done.stdout == "False\n"
 
 
+CREATE = """
+import logging, sys
+from dsoftmax import losses
+from dsoftmax.losses import operators
+losses.create("dsoftmax", 100, 8)
+print(operators.describe())
+"""
+
+
 class TestBuild:
     @pytest.fixture(autouse=True)
-    def elsewhere(self, tmp_path, monkeypatch):
-        source = tmp_path / "operators.cc"
-        source.write_text(operators.SOURCE.read_text(encoding="utf-8"), encoding="utf-8")
-        monkeypatch.setattr(operators, "SOURCE", source)
+    def cache(self, tmp_path, monkeypatch):
+        """Build into a folder of this test."""
+        monkeypatch.setenv(operators.CACHE, str(tmp_path / "cache"))
+        monkeypatch.delenv(operators.SWITCH, raising=False)
+        return tmp_path / "cache"
 
-    def test_another_source_is_another_library(self):
+    @pytest.fixture
+    def compiler(self, tmp_path, monkeypatch):
+        """Return a function that puts a script in the place of the compiler."""
+
+        def put(script):
+            path = tmp_path / "compiler"
+            path.write_text(f"#!/bin/sh\necho called >> {tmp_path}/calls\n{script}\n")
+            path.chmod(0o755)
+            monkeypatch.setenv("CXX", str(path))
+
+        return put
+
+    @staticmethod
+    def calls(tmp_path):
+        path = tmp_path / "calls"
+        return path.read_text().count("called") if path.exists() else 0
+
+    def test_another_source_is_another_library(self, tmp_path, monkeypatch):
         former = operators.library()
-        operators.SOURCE.write_text("// new")
+        source = tmp_path / "operators.cc"
+        source.write_text("// new")
+        monkeypatch.setattr(operators, "SOURCE", source)
+        assert operators.library() != former
+
+    def test_another_processor_needs_its_own(self, monkeypatch):
+        former = operators.library()
+        monkeypatch.setattr(operators.Path, "read_text", lambda *_, **__: "flags\t: sse2\n")
         assert operators.library() != former
 
     def test_no_compiler(self, monkeypatch, capsys):
@@ -186,21 +221,49 @@ class TestBuild:
         assert build_operators.main([]) == 2
         assert "there is no C++ compiler" in capsys.readouterr().err
 
-    def test_a_compiler_that_fails(self, tmp_path, monkeypatch, capsys):
-        compiler = tmp_path / "compiler"
-        compiler.write_text("#!/bin/sh\necho no such header >&2\nexit 1\n")
-        compiler.chmod(0o755)
-        monkeypatch.setenv("CXX", str(compiler))
+    def test_a_compiler_that_fails(self, compiler, cache, capsys):
+        compiler("echo no such header >&2; exit 1")
         assert build_operators.main([]) == 2
         assert "no such header" in capsys.readouterr().err
-        assert not list(tmp_path.glob("*operators-*"))
+        assert not list(cache.rglob("*.so"))
 
-    def test_former_ones_are_removed(self, tmp_path, monkeypatch):
-        compiler = tmp_path / "compiler"
-        compiler.write_text("#!/bin/sh\nexit 0\n")
-        compiler.chmod(0o755)
-        monkeypatch.setenv("CXX", str(compiler))
-        (tmp_path / "operators-0123456789ab.so").touch()
-        assert list(tmp_path.glob("operators-*")) == [tmp_path / "operators-0123456789ab.so"]
-        assert operators.build() == operators.library()
-        assert list(tmp_path.glob("operators-*")) == [operators.library()]
+    def test_what_mxnet_cannot_load_is_not_kept(self, compiler, cache, capsys):
+        compiler('while [ "$1" != -o ]; do shift; done; echo no library > "$2"')
+        assert build_operators.main([]) == 2
+        assert "failed" in capsys.readouterr().err
+        assert not list(cache.rglob("*.so"))
+
+    @pytest.mark.parametrize("script", ["echo no such header >&2; exit 1", "exit 1"])
+    def test_the_first_head_goes_on_without_them(self, compiler, tmp_path, script):
+        """One line says so, and the next process does not try again."""
+        compiler(script)
+        for lines in (2, 0):
+            done = self.create()
+            assert done.stderr.count("\n") == lines, done.stderr
+            assert "they could not be built" in done.stdout
+        assert self.calls(tmp_path) == 1
+
+    def test_a_cache_that_cannot_be_written(self, tmp_path, monkeypatch):
+        (tmp_path / "file").touch()
+        monkeypatch.setenv(operators.CACHE, str(tmp_path / "file" / "cache"))
+        done = self.create()
+        assert "going on without compiled operators" in done.stderr
+        assert "MXNet's operators" in done.stdout
+
+    @needs_operators
+    def test_heads_of_several_processes_build_them_once(self, compiler, tmp_path, monkeypatch):
+        monkeypatch.delenv(operators.CACHE)
+        built = operators.library()
+        monkeypatch.setenv(operators.CACHE, str(tmp_path / "cache"))
+        compiler(f'sleep 2; while [ "$1" != -o ]; do shift; done; cp {built} "$2"')
+        command = [sys.executable, "-W", "ignore", "-c", CREATE]
+        processes = [subprocess.Popen(command, stdout=subprocess.PIPE) for _ in range(3)]
+        outputs = [process.communicate(timeout=60)[0].decode() for process in processes]
+        assert [output.split(" of ")[0] for output in outputs] == ["compiled operators"] * 3
+        assert self.calls(tmp_path) == 1
+        assert not list(Path(operators.__file__).parent.glob("*.so"))  # nothing in the package
+
+    @staticmethod
+    def create():
+        command = [sys.executable, "-W", "ignore", "-c", CREATE]
+        return subprocess.run(command, capture_output=True, text=True, check=True)
