@@ -27,6 +27,7 @@ from dsoftmax.recognition.common.memory import (
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.tools.benchmarks.measuring import Isolated
 
+COPIED_FLOATS = 1 << 26  # far more than any cache holds
 FLOOR_CLASSES = 1 << 16  # at a time: more are no faster
 SWEEP_ROWS = 100_000  # a sweep leaves out steps with more class weights: they take too long
 OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4}
@@ -215,6 +216,19 @@ class Bench:
             operands[count] = embeddings, weight, nd.zeros((batch, count), ctx=device)
         return [operands[min(most, rows - at)] for at in range(0, rows, most)]
 
+    def copy_bandwidth(self) -> float:
+        """Return the bytes per second that a plain copy of a large array reads and writes."""
+        device = self.head.store.shards[0].device
+        source, target = (nd.zeros((COPIED_FLOATS,), ctx=device) for _ in range(2))
+        seconds = []
+        for _ in range(5):
+            nd.waitall()
+            started = time.perf_counter()
+            source.copyto(target)
+            nd.waitall()
+            seconds.append(time.perf_counter() - started)
+        return 2 * 4 * COPIED_FLOATS / min(seconds)
+
     def rows(self) -> int:
         """Return how many class weights the last step read and wrote."""
         return int(self.head.stats["rows_touched"])
@@ -268,8 +282,8 @@ def measure(contenders: list[Contender], warm_ups: int, steps: int) -> list[dict
         One per contender: its fields; ``seconds`` (median), ``low`` and ``high`` of a step;
         ``floor``, the seconds of its products by the fastest of the ways in ``floors``; ``ratio``,
         of step to floor; the seconds of ``sampler`` and ``rebuild``;
-        ``peak_bytes``, ``working_bytes`` (beyond weights and momenta), ``rows``, and ``bytes_read``
-        and ``bytes_written`` of weights and momenta.
+        ``peak_bytes``, ``working_bytes`` (beyond weights and momenta), ``rows``, ``bytes_read`` and
+        ``bytes_written`` of weights and momenta; ``copy_bandwidth``, bytes per second of a copy.
     """
     results = []
     for group in groups_that_fit(contenders):
@@ -286,6 +300,7 @@ def measure(contenders: list[Contender], warm_ups: int, steps: int) -> list[dict
                         process.call("step")
                         bar.update(1)
                 memories = [process.call("memory") for process in processes]
+                bandwidths = [process.call("copy_bandwidth") for process in processes]
                 taken: list[list[dict[str, float]]] = [[] for _ in processes]
                 floors: list[list[dict[str, float]]] = [[] for _ in processes]
                 for process in processes:
@@ -298,6 +313,7 @@ def measure(contenders: list[Contender], warm_ups: int, steps: int) -> list[dict
             for number, contender in enumerate(group):
                 summary = summarize(taken[number], floors[number], memories[number])
                 moved = weights_moved(processes[number].call("rows"), contender.width)
+                moved["copy_bandwidth"] = bandwidths[number]
                 results.append(
                     {**dataclasses.asdict(contender), **summary, **moved, "together_with": names}
                 )

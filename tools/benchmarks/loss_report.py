@@ -46,9 +46,9 @@ def cost_table(results: list[dict[str, Any]]) -> str:
     """Lay out where the time and the memory go."""
     columns = (
         *("ms", "low-high", "floor", "x floor", "sampler", "forest"),
-        *("peak MB", "above MB", "read MB", "written MB"),
+        *("peak MB", "above MB", "read MB", "written MB", "of copy"),
     )
-    widths = (9, 15, 9, 9, 9, 9, 9, 10, 9, 12)
+    widths = (9, 15, 9, 9, 9, 9, 9, 10, 9, 12, 9)
     lines = [f"{'':24}" + "".join(f"{title:>{w}}" for title, w in zip(columns, widths))]
     for result in results:
         share = result["sampler"] / result["seconds"]
@@ -64,6 +64,7 @@ def cost_table(results: list[dict[str, Any]]) -> str:
             f"{result['working_bytes'] / MEGABYTE:.0f}",
             f"{result['bytes_read'] / MEGABYTE:.0f}",
             f"{result['bytes_written'] / MEGABYTE:.0f}",
+            f"{_share_of_copy(result):.0%}",
         )
         lines.append(
             f"{result['name']:24}" + "".join(f"{cell:>{w}}" for cell, w in zip(cells, widths))
@@ -71,13 +72,21 @@ def cost_table(results: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def _share_of_copy(result: dict[str, Any]) -> float:
+    """Return the bandwidth of a step's weights and momenta, as a share of a plain copy's."""
+    moved = result["bytes_read"] + result["bytes_written"]
+    return moved / result["seconds"] / result["copy_bandwidth"]
+
+
 def remarks(results: list[dict[str, Any]]) -> list[str]:
     """Explain the columns."""
     floors = (f"{way} {seconds * 1e3:.1f} ms" for way, seconds in results[0]["floors"].items())
+    bandwidth = results[0]["copy_bandwidth"] / 1e9
     lines = [
         "floor: the three matrix products alone, by the fastest way MXNet has here",
         f"({results[0]['name']}: {', '.join(floors)}); sampler, forest: their share of the step;",
-        "above: the peak above weights and momenta; read, written: weights and momenta.",
+        "above: the peak above weights and momenta; read, written: weights and momenta, once each;",
+        f"of copy: as a share of what a plain copy moves ({bandwidth:.0f} GB/s).",
     ]
     for result in results:
         if resolve(result["loss"]).negatives == "forest":
