@@ -165,12 +165,11 @@ class Head(Block):
         )
 
     def begin_update(self, labels) -> None:
-        """Announce the batches of the next update, and begin to fetch the class rows they use.
+        """Announce the batches of the next update, and fetch the class rows they use.
 
         Call the head and ``backward`` for each of them, then the trainer's ``step``, once. The
         update is that of one batch with the samples of all of these *micro-batches*: negatives are
-        drawn once, for all labels together. With a single batch nothing is computed differently,
-        but its class rows come from the host or the servers while the network computes.
+        drawn once, for all labels together. With a single batch nothing is computed differently.
 
         Until the step, any other training batch and another update are refused; evaluations are
         not. `drop_update` gives the update up.
@@ -203,7 +202,7 @@ class Head(Block):
             self._updates.begin(inputs, [len(part) for part in parts])
 
     def drop_update(self) -> None:
-        """Give up the update that `begin_update` began, with the gradients of its batches."""
+        """Give up the update that `begin_update` began, if any, and what its batches computed."""
         self._updates.drop()
 
     def _describe_step(self, labels: np.ndarray, embeddings, for_training: bool) -> StepInputs:

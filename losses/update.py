@@ -205,8 +205,8 @@ class Updates:
         self._pending = self._make(inputs, sizes, is_announced=True)
 
     def drop(self) -> None:
-        """Give up the pending update, whatever its batches did."""
-        if self._pending is not None:
+        """Give up an announced update, whatever its batches did."""
+        if self._pending is not None and self._pending.is_announced:
             self._retire(self._pending)
             self._pending = None
 
@@ -243,16 +243,17 @@ class Updates:
         pending = self._pending
         if pending is not None and pending.is_announced:
             raise RuntimeError(
-                f"an update of {pending.count} micro-batches has begun, and {pending.missing} of "
-                f"them did not go backward: before {what}, finish it by the trainer's step, or "
-                "give it up by drop_update"
+                f"an update of {pending.count} micro-batches has begun, and "
+                f"{pending.count - pending.missing} of them went backward: before {what}, finish "
+                "it by the trainer's step, or give it up by drop_update"
             )
 
     def _supersede(self) -> None:
         """Let a new batch take the pending one's place, as a new gradient overwrites an old one."""
         if self._pending is not None:
+            self._retire(self._pending)
             self._superseded.append(self._pending)
-            self.drop()
+            self._pending = None
         waiting = [update for update in self._superseded if not update.went_backward]
         self._superseded = waiting[-SUPERSEDED_UPDATES:]
 

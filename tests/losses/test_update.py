@@ -235,6 +235,11 @@ class TestMisuse:
         head.drop_update()
         head.begin_update([parts[1][1]])
 
+    def test_only_updates_are_dropped(self, head, parts):
+        backward(head, *parts[0])
+        head.drop_update()
+        head.trainer("sgd", {"learning_rate": 0}).step(3)
+
     def test_other_labels_than_announced(self, head, parts):
         head.begin_update(labels_of(parts))
         with pytest.raises(ValueError, match="micro-batch 1 of 2 has other labels"):
