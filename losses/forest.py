@@ -312,6 +312,8 @@ class ForestClasses(RandomClasses):
         Whether to rank by angle, or by inner product.
     """
 
+    needs_embeddings = True
+
     def __init__(
         self,
         store: ClassStore,

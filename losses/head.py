@@ -12,9 +12,10 @@ from mxnet.gluon import Block
 from dsoftmax.losses.criteria import BatchContext, Criterion
 from dsoftmax.losses.kernels import SMALLEST_NORM, RowGradient, row_sum
 from dsoftmax.losses.samplers import Sampler
-from dsoftmax.losses.step import Step, StepInputs, Steps
+from dsoftmax.losses.step import StepInputs
 from dsoftmax.losses.stores.base import ClassStore
 from dsoftmax.losses.trainer import HeadTrainer
+from dsoftmax.losses.update import Updates
 from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
 
 CLASS_WEIGHT = "class_weight"  # the name in files of `save_parameters`
@@ -67,19 +68,19 @@ class Head(Block):
         self.normalize = normalize
         self.chunk = chunk
         self.seed = seed
-        self.step = 0  # training batches so far: draws are a function of (seed, step)
+        # Training batches so far, or announced updates: draws are a function of (seed, step).
+        self.step = 0
         self._is_initialized = False
-        self._forget_steps()
+        self._forget_batches()
 
-    def _forget_steps(self) -> None:
+    def _forget_batches(self) -> None:
         """Drop everything that belongs to batches seen so far, but for their number."""
-        self._steps = Steps(self.store)
-        self._last: tuple[Step, dict[str, nd.NDArray]] | None = None  # for `stats`
+        self._updates = Updates(self.store)
 
     def __getstate__(self) -> dict:
         copied = Head.__new__(Head)
         copied.__dict__.update(self.__dict__)
-        copied._forget_steps()
+        copied._forget_batches()
         return copied.__dict__
 
     @property
@@ -99,7 +100,7 @@ class Head(Block):
         if self._is_initialized and not force_reinit:
             raise ValueError("the head is initialized already; force_reinit=True does it again")
         initializer = mx.init.create(init) if isinstance(init, str) else init
-        self._forget_steps()
+        self._forget_batches()
         self.store.initialize(initializer or mx.init.Normal(0.01), self.seed)
         self._is_initialized = True
 
@@ -124,7 +125,7 @@ class Head(Block):
                 )
             if not np.isfinite(array).all():
                 raise ValueError("some of the class weights are NaN or infinite")
-        self._forget_steps()
+        self._forget_batches()
         self.store.fill(array)
         self._is_initialized = True
 
@@ -163,40 +164,92 @@ class Head(Block):
             "separately"
         )
 
-    def forward(self, embeddings, labels, sample_weight=None):
-        """Compute the loss of each sample."""
+    def begin_update(self, labels) -> None:
+        """Announce the batches of the next update, and fetch the class rows they use.
+
+        Call the head and ``backward`` for each of them, then the trainer's ``step``, once. The
+        update is that of one batch with the samples of all of these *micro-batches*: negatives are
+        drawn once, for all labels together. With a single batch nothing is computed differently.
+
+        Until the step, any other training batch and another update are refused; evaluations are
+        not. `drop_update` gives the update up.
+
+        Parameters
+        ----------
+        labels : list of (B,) integers
+            Those of each micro-batch, in the order in which they will be given to the head.
+
+        Examples
+        --------
+        >>> head.begin_update([labels[:4], labels[4:]])
+        >>> for part in (slice(0, 4), slice(4, 8)):
+        ...     with autograd.record():
+        ...         loss = head(network(images[part]), labels[part])
+        ...     loss.backward()
+        >>> trainer.step(8)
+        """
+        self._check_initialized()
+        if self.sampler.needs_embeddings:
+            raise ValueError(
+                "an update can't be announced: its negatives depend on all of its embeddings "
+                f"({self.sampler!r}); choose other negatives or larger batches"
+            )
+        parts = [self._check_labels(part) for part in labels]
+        if not parts or any(part.ndim != 1 or not len(part) for part in parts):
+            raise ValueError("begin_update needs a list with the labels, (B,), of each micro-batch")
+        with autograd.pause():
+            inputs = self._describe_step(np.concatenate(parts), None, for_training=True)
+            self._updates.begin(inputs, [len(part) for part in parts])
+
+    def drop_update(self) -> None:
+        """Give up the update that `begin_update` began, if any, and what its batches computed."""
+        self._updates.drop()
+
+    def _describe_step(self, labels: np.ndarray, embeddings, for_training: bool) -> StepInputs:
+        """Draw the negatives of a step."""
+        draw = self.sampler.draw(self.step, labels, embeddings)
+        return StepInputs(
+            labels, draw, self.criterion.scale, self.normalize, self.chunk, for_training
+        )
+
+    def _check_initialized(self) -> None:
         if not self._is_initialized:
             raise RuntimeError("the head has no weights: call initialize or load_class_weights")
+
+    def forward(self, embeddings, labels, sample_weight=None):
+        """Compute the loss of each sample."""
+        self._check_initialized()
         labels = self._check_labels(labels)
         norm = self._check_embeddings(embeddings, labels)
         is_training = autograd.is_recording()
         with autograd.pause():
-            draw = self.sampler.draw(self.step, labels, embeddings.detach())
-            inputs = StepInputs(
-                labels, draw, self.criterion.scale, self.normalize, self.chunk, is_training
-            )
-            step = self._steps.run(inputs, embeddings.detach())
+            if is_training and self._updates.awaits_batches:
+                step = self._updates.run_announced(labels, embeddings.detach())
+            else:
+                inputs = self._describe_step(labels, embeddings.detach(), is_training)
+                step = self._updates.run(inputs, embeddings.detach())
         z_y, n = step.record(embeddings)
-        batch = BatchContext(self.step, norm, draw.inter_weight, is_training)
+        batch = BatchContext(self.step, norm, step.inputs.draw.inter_weight, is_training)
         arguments = self.criterion.arguments(batch)
         loss = self.criterion(z_y, n, sample_weight, *arguments)
         with autograd.pause():
             arguments = [argument.detach() for argument in arguments]
-            intra, inter = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
-        self._last = step, {"intra": intra, "inter": inter}
-        if is_training:
+            parts = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
+        for name, part in zip(("intra", "inter"), parts):
+            self._updates.latest.loss_parts[name].append(part)
+        if is_training and not self._updates.awaits_batches:
             self.step += 1
         return loss
 
     def take_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
-        """Hand out, once, the gradients to the class weights of the last batch.
+        """Hand out, once, the gradients to the class weights of the last batch or update.
 
         Returns
         -------
         iterator of (shard, class_rows, gradient)
-            As in `Step.weight_gradients`.
+            As in `Update.weight_gradients`.
         """
-        return self._steps.take_gradients()
+        return self._updates.take_gradients()
 
     def _check_labels(self, labels) -> np.ndarray:
         labels = labels.asnumpy() if isinstance(labels, nd.NDArray) else np.asarray(labels)
@@ -241,7 +294,7 @@ class Head(Block):
 
     @property
     def stats(self) -> dict[str, float]:
-        """Figures of the last batch.
+        """Figures of the last batch, or of the micro-batches of the last update.
 
         ``intra`` and ``inter`` loss (the whole loss is ``intra`` if the criterion is not
         dissected), ``inter_floor`` (the inter loss if all negatives were orthogonal, for criteria
@@ -250,14 +303,15 @@ class Head(Block):
         ``negative_cosine`` and the ``max_negative_cosine``, ``rows_touched`` (class rows read and,
         in training, updated), and what the sampler reports.
         """
-        if self._last is None:
+        if self._updates.latest is None:
             return {}
-        step, parts = self._last
-        figures = {name: float(part.mean().asscalar()) for name, part in parts.items()}
-        floor = self.criterion.inter_floor(step.orthogonal_n())
+        latest = self._updates.latest
+        figures = latest.figures()
+        stats = {name: _mean(parts) for name, parts in latest.loss_parts.items()}
+        floor = self.criterion.inter_floor(figures.orthogonal_n())
         if floor is not None:
-            figures["inter_floor"] = step.inter_share() * floor
-        return {**figures, **step.stats(), **self.sampler.stats}
+            stats["inter_floor"] = figures.inter_share() * floor
+        return {**stats, **figures.stats(), **self.sampler.stats}
 
     def __repr__(self) -> str:
         chunk = f", {self.chunk} classes at a time" if self.chunk else ""
@@ -265,3 +319,9 @@ class Head(Block):
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "
             f"{self.sampler!r}{chunk}; on {self.store.describe()})"
         )
+
+
+def _mean(parts: list[nd.NDArray]) -> float:
+    """Return the mean of all numbers of several arrays."""
+    total = sum(float(part.mean().asscalar()) * part.size for part in parts)
+    return total / sum(part.size for part in parts)

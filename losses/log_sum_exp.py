@@ -114,7 +114,8 @@ def combine_negatives(parts: list[NegativeSums]) -> NegativeSums:
 class BlockwiseLogSumExp:
     """n over the classes of one shard, and its gradients, by hand.
 
-    Made for one step: `forward`, then `weight_gradient` of each block at most once.
+    Made for one step: `forward`, then `weight_gradient` of each block at most once. Without
+    `forward`, or with more classes than a chunk, `weight_gradient` computes the logits again.
 
     n is one number per sample, so its gradient to the embedding is one vector per sample, which the
     forward pass computes while the weights are in the cache. The gradient to the weights is made
@@ -127,13 +128,15 @@ class BlockwiseLogSumExp:
         Normalised for cosines, and multiplied by the scale.
     weight : (C, D)
         The class weights, as they are stored.
+    inverses : dict of int to (classes, 1)
+        1 / length of the weights of some blocks; others are added.
     target_column : (B,) int64, numpy
         The row of each sample's own class in `weight`; -1 for none.
     offset : (1, C) or None
         To be added to the logits.
     inputs : StepInputs
-        Says whether to normalise, how many classes to take per block and whether gradients will be
-        needed. With a chunk, logits are computed again for the gradient to the weights.
+        Says whether to normalise, how many classes to take per block, whether gradients will be
+        needed and whether logits may be kept for those to the weights.
     workspace : Workspace
         On the weight's context.
     """
@@ -142,6 +145,7 @@ class BlockwiseLogSumExp:
         self,
         embedding: nd.NDArray,
         weight: nd.NDArray,
+        inverses: dict[int, nd.NDArray],
         target_column: np.ndarray,
         offset: nd.NDArray | None,
         inputs: StepInputs,
@@ -149,6 +153,7 @@ class BlockwiseLogSumExp:
     ):
         self._embedding = embedding
         self._weight = weight
+        self._inverses = inverses
         self._target_column = target_column
         self._offset = offset
         self._inputs = inputs
@@ -156,26 +161,21 @@ class BlockwiseLogSumExp:
         classes, size = len(weight), inputs.chunk or CACHED_CLASSES
         self.blocks = [slice(at, min(at + size, classes)) for at in range(0, classes, size)]
         is_whole = inputs.chunk is None or len(self.blocks) == 1
-        self._keeps_logits = inputs.for_training and is_whole
-        self._inverses: list[nd.NDArray | None] = []
-        self._block_n: list[nd.NDArray] = []
+        self._keeps_logits = inputs.for_training and inputs.keeps_logits and is_whole
+        self._block_n: list[nd.NDArray] = []  # of blocks whose logits are kept
 
     def forward(self) -> NegativeSums:
         """Compute n and, for training, its gradient to the embedding."""
         negatives = None
         for number in range(len(self.blocks)):
             part = self._forward_block(number)
-            self._block_n.append(part.n)
+            if self._keeps_logits:
+                self._block_n.append(part.n)
             negatives = part if negatives is None else combine_negatives([negatives, part])
         return negatives
 
     def _forward_block(self, number: int) -> NegativeSums:
         weight = self._weight[self.blocks[number]]
-        inverse = None
-        if self._inputs.normalize:
-            # The gradient is made later; until then its memory serves as scratch space.
-            inverse = inverse_norm(weight, self._workspace.get("gradient", *weight.shape))
-        self._inverses.append(inverse)
         logits = self._buffer("logits", number)
         if not self._inputs.for_training:
             times_transposed(self._embedding, weight, logits)
@@ -197,17 +197,16 @@ class BlockwiseLogSumExp:
         n : (B,)
             That n.
         """
-        weight, inverse = self._weight[self.blocks[number]], self._inverses[number]
+        weight, inverse = self._weight[self.blocks[number]], self._inverse_of(number)
+        logits = self._buffer("logits", number)
         if self._keeps_logits:
-            logits = self._buffer("logits", number)
-            probabilities = self._buffer("probabilities", number)
+            probabilities, block_n = self._buffer("probabilities", number), self._block_n[number]
         else:
-            logits = self._buffer("logits", number)
             times_transposed(self._embedding, weight, logits)
-            probabilities, _ = self._probabilities(number, logits)
+            probabilities, (block_n, *_) = self._probabilities(number, logits)
         # The probabilities are those within the block. The block's share of all of n scales the
         # (B, D) side of the product, which is the smaller one.
-        share = grad_n * nd.exp(self._block_n[number] - n)
+        share = grad_n * nd.exp(block_n - n)
         embedding = scale_rows(self._embedding, share)
         along = transposed = None
         if inverse is not None:
@@ -227,9 +226,20 @@ class BlockwiseLogSumExp:
         offset = None if self._offset is None else self._offset[:, block]
         probabilities = self._buffer("probabilities", number)
         sums = probabilities_of(
-            logits, self._inverses[number], target_column, offset, probabilities
+            logits, self._inverse_of(number), target_column, offset, probabilities
         )
         return probabilities, sums
+
+    def _inverse_of(self, number: int) -> nd.NDArray | None:
+        """Return 1 / length of a block's weights, (classes, 1); None for inner products."""
+        if not self._inputs.normalize:
+            return None
+        if number not in self._inverses:
+            weight = self._weight[self.blocks[number]]
+            # The gradient is made later; until then its memory serves as scratch space.
+            scratch = self._workspace.get("gradient", *weight.shape)
+            self._inverses[number] = inverse_norm(weight, scratch)
+        return self._inverses[number]
 
     def _buffer(self, name: str, number: int) -> nd.NDArray:
         block = self.blocks[number]

@@ -40,6 +40,23 @@ class Draw(NamedTuple):
     # What the inter-class loss is multiplied by; None for 1.
     inter_weight: float | None = None
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no sample has a negative."""
+        is_drawn = self.classes is None or len(self.classes) > 0
+        return not is_drawn and not self.labels_are_negatives
+
+    def of_part(self, start: int, stop: int) -> Draw:
+        """Return the draw of the samples from `start` to `stop` alone, with the same classes."""
+        if self.samples is None:
+            return self
+        samples = self.samples[(self.samples >= start) & (self.samples < stop)] - start
+        if len(samples):
+            return self._replace(samples=samples)
+        return self._replace(
+            classes=np.empty(0, np.int64), labels_are_negatives=False, samples=None
+        )
+
 
 def generator(seed: int, step: int, stream: int = 0) -> np.random.Generator:
     """Return the random numbers of one step; those of another stream are independent."""
@@ -78,9 +95,12 @@ class Sampler:
     ----------
     is_sparse : bool
         Whether a step uses the weights of some classes alone.
+    needs_embeddings : bool
+        Whether `draw` looks at the embeddings.
     """
 
     is_sparse = False
+    needs_embeddings = False
 
     @classmethod
     def make(cls, setting: SamplerSetting) -> Sampler:
@@ -95,6 +115,8 @@ class Sampler:
         step : int
         labels : (B,) int64
         embeddings : (B, D) NDArray
+            None for an update that is announced before its embeddings exist, which only happens
+            if the sampler does not need them.
         """
         raise NotImplementedError(f"{type(self).__name__} must define draw")
 

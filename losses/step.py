@@ -9,7 +9,6 @@ block by block.
 
 from __future__ import annotations
 
-import math
 from typing import Iterator, NamedTuple
 
 import numpy as np
@@ -32,12 +31,6 @@ from dsoftmax.losses.products import times
 from dsoftmax.losses.samplers import Draw
 from dsoftmax.losses.stores.base import ClassStore, Shard
 
-SUPERSEDED_STEPS = 4  # that are watched for a backward pass that comes too late
-
-
-class StaleGradientError(RuntimeError):
-    """There was no backward pass since the last update."""
-
 
 class StepInputs(NamedTuple):
     """The description of a step, the same for every shard."""
@@ -48,6 +41,64 @@ class StepInputs(NamedTuple):
     normalize: bool  # cosines, or plain inner products
     chunk: int | None  # classes per product; None to keep the logits of all
     for_training: bool
+    # Whether logits may be kept for the gradients to the class weights, or are computed again.
+    keeps_logits: bool = True
+
+    def of_part(self, start: int, stop: int) -> StepInputs:
+        """Return the description of the samples from `start` to `stop` alone."""
+        draw = self.draw.of_part(start, stop)
+        return self._replace(labels=self.labels[start:stop], draw=draw)
+
+
+class ShardRows:
+    """The class rows of one shard that an update uses, with their weights.
+
+    Parameters
+    ----------
+    shard : Shard
+    width : int
+        D.
+    inputs : StepInputs
+        Of all samples of the update.
+    workspace : Workspace
+        On the shard's device.
+
+    Attributes
+    ----------
+    labels : (labels,) int64
+        Those of the samples' labels that lie in the shard, sorted, counted from its first class.
+    class_rows : (rows,) int64 or None
+        The classes, counted likewise; None for all of the shard.
+    weight : (rows, D)
+        There is none without rows.
+    columns : int
+        So many of the rows, the first ones, are negatives.
+    label_rows : (labels,) int64
+        Where the rows of `labels` are.
+    inverses : dict of int to (classes, 1)
+        1 / length of the rows, for each block of them that `BlockwiseLogSumExp` has used.
+    """
+
+    def __init__(self, shard: Shard, width: int, inputs: StepInputs, workspace: Workspace):
+        self.shard = shard
+        self.inverses: dict[int, nd.NDArray] = {}
+        labels, draw = inputs.labels, inputs.draw
+        self.labels = np.unique(labels[shard.owned(labels)] - shard.start)
+        if draw.classes is None:
+            self.class_rows = None
+            self.weight = shard.weight
+            self.label_rows = self.labels
+            self.row_count = self.columns = len(shard)
+            return
+        others = draw.classes[shard.owned(draw.classes)] - shard.start
+        # Labels come last: their rows are one slice, whether they are negatives or not.
+        self.class_rows = np.concatenate([others, self.labels])
+        self.row_count = len(self.class_rows)
+        self.label_rows = len(others) + np.arange(len(self.labels))
+        self.columns = self.row_count if draw.labels_are_negatives else len(others)
+        if self.row_count:
+            self.weight = workspace.get("rows", self.row_count, width)
+            shard.gather(self.class_rows, self.weight)
 
 
 class ShardStep:
@@ -55,7 +106,8 @@ class ShardStep:
 
     Parameters
     ----------
-    shard : Shard
+    rows : ShardRows
+        Of an update that this step is a part of.
     inputs : StepInputs
     unit : (B, D)
         The embeddings on the shard's device, normalised for cosines.
@@ -63,55 +115,41 @@ class ShardStep:
         On the shard's device.
     """
 
-    def __init__(self, shard: Shard, inputs: StepInputs, unit: nd.NDArray, workspace: Workspace):
-        self.shard = shard
+    def __init__(self, rows: ShardRows, inputs: StepInputs, unit: nd.NDArray, workspace: Workspace):
+        self.shard = rows.shard
+        self.unit = unit
+        self._rows = rows
         self._inputs = inputs
-        self._unit = unit
         self._workspace = workspace
-        self.samples = np.flatnonzero(shard.owned(inputs.labels))
-        owned = inputs.labels[self.samples] - shard.start
-        self._labels, self._label_of_sample = np.unique(owned, return_inverse=True)
-        self._choose_class_rows()
-        self._log_sum_exp = self._make_log_sum_exp() if self._columns else None
-
-    def _choose_class_rows(self) -> None:
-        """Choose the class rows that the step uses, and gather their weights.
-
-        The first `_columns` of them are negatives. `_class_rows` is None if all rows are used.
-        """
-        draw = self._inputs.draw
-        if draw.classes is None:
-            self._class_rows = None
-            self._weight = self.shard.weight
-            self._label_rows = self._labels
-            self._row_count = self._columns = len(self.shard)
-            return
-        others = draw.classes[self.shard.owned(draw.classes)] - self.shard.start
-        # Labels come last: their rows are one slice, whether they are negatives or not.
-        self._class_rows = np.concatenate([others, self._labels])
-        self._row_count = len(self._class_rows)
-        self._label_rows = len(others) + np.arange(len(self._labels))
-        self._columns = self._row_count if draw.labels_are_negatives else len(others)
-        if self._row_count:
-            self._weight = self._workspace.get("rows", self._row_count, self._unit.shape[1])
-            self.shard.gather(self._class_rows, self._weight)
+        self.samples = np.flatnonzero(self.shard.owned(inputs.labels))
+        owned = inputs.labels[self.samples] - self.shard.start
+        self._label_of_sample = np.searchsorted(rows.labels, owned)
+        self._targets: tuple[nd.NDArray, ...] | None = None
+        has_negatives = rows.columns and not inputs.draw.is_empty
+        self._log_sum_exp = self._make_log_sum_exp() if has_negatives else None
 
     def _make_log_sum_exp(self) -> BlockwiseLogSumExp:
         labels, draw, scale = self._inputs[:3]
+        rows = self._rows
         target_column = np.full(len(labels), -1, np.int64)
         if draw.labels_are_negatives:
-            target_column[self.samples] = self._label_rows[self._label_of_sample]
-        unit = self._unit
+            target_column[self.samples] = rows.label_rows[self._label_of_sample]
+        unit = self.unit
         if draw.samples is not None:
             target_column, unit = target_column[draw.samples], take_rows(unit, draw.samples)
         offset = None
         if draw.correction:
-            offset = np.zeros((1, self._columns), np.float32)
-            offset[:, : len(self._class_rows) - len(self._labels)] = draw.correction
+            offset = np.zeros((1, rows.columns), np.float32)
+            offset[:, : rows.row_count - len(rows.labels)] = draw.correction
             offset = from_numpy(offset, self.shard.device, "float32")
-        weight = self._weight[: self._columns]
         return BlockwiseLogSumExp(
-            scale * unit, weight, target_column, offset, self._inputs, self._workspace
+            scale * unit,
+            rows.weight[: rows.columns],
+            rows.inverses,
+            target_column,
+            offset,
+            self._inputs,
+            self._workspace,
         )
 
     def negatives(self) -> NegativeSums | None:
@@ -127,13 +165,19 @@ class ShardStep:
         direction : (samples, D)
             The gradient of the cosine to the normalised embedding.
         """
-        self._target_unit = take_rows(self._unit, self.samples)
-        self._target_weight = take_rows(self._weight, self._label_rows[self._label_of_sample])
-        direction = self._target_weight
-        if self._inputs.normalize:
-            self._target_inverse = inverse_norm(self._target_weight)
-            direction = scale_rows(direction, self._target_inverse)
-        return row_sum(self._target_unit * direction).reshape(-1), direction
+        unit, direction, inverse = self._take_targets()
+        if inverse is not None:
+            direction = scale_rows(direction, inverse)
+        return row_sum(unit * direction).reshape(-1), direction
+
+    def _take_targets(self) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray | None]:
+        """Return embeddings, weights and 1 / the weights' lengths of the samples in the shard."""
+        if self._targets is None:
+            rows = self._rows.label_rows[self._label_of_sample]
+            weight = take_rows(self._rows.weight, rows)
+            inverse = inverse_norm(weight) if self._inputs.normalize else None
+            self._targets = take_rows(self.unit, self.samples), weight, inverse
+        return self._targets
 
     def weight_gradients(
         self, grad_z_y: nd.NDArray, grad_n: nd.NDArray, n: nd.NDArray
@@ -156,33 +200,34 @@ class ShardStep:
         gradient : RowGradient
             The next block reuses its memory.
         """
+        rows = self._rows
         targets = self._target_gradient(grad_z_y) if len(self.samples) else None
         if self._log_sum_exp:
             for number, block in enumerate(self._log_sum_exp.blocks):
                 gradient = self._log_sum_exp.weight_gradient(number, grad_n, n)
                 inside = np.flatnonzero(
-                    (self._label_rows >= block.start) & (self._label_rows < block.stop)
+                    (rows.label_rows >= block.start) & (rows.label_rows < block.stop)
                 )
                 if len(inside):
                     add_rows(
                         gradient.values,
-                        self._label_rows[inside] - block.start,
+                        rows.label_rows[inside] - block.start,
                         take_rows(targets, inside),
                     )
-                yield block if self._class_rows is None else self._class_rows[block], gradient
-        if self._columns < self._row_count:  # the labels are no negatives
-            yield self._labels, RowGradient(targets)
+                yield block if rows.class_rows is None else rows.class_rows[block], gradient
+        if rows.columns < rows.row_count:  # the labels are no negatives
+            yield rows.labels, RowGradient(targets)
 
     def _target_gradient(self, grad_z_y: nd.NDArray) -> nd.NDArray:
-        """Return the gradient of z_y to the weights of `_labels`, (labels, D)."""
+        """Return the gradient of z_y to the weights of the labels, (labels, D)."""
         device = self.shard.device
-        samples = from_numpy(self.samples, device)
-        grad_weight = scale_rows(self._target_unit, nd.take(grad_z_y, samples))
-        if self._inputs.normalize:
-            grad_weight = project(grad_weight, self._target_weight, self._target_inverse)
+        unit, weight, inverse = self._take_targets()
+        grad_weight = scale_rows(unit, nd.take(grad_z_y, from_numpy(self.samples, device)))
+        if inverse is not None:
+            grad_weight = project(grad_weight, weight, inverse)
         # A product with 0s and 1s adds up the samples of each class.
-        belongs = np.arange(len(self._labels))[:, None] == self._label_of_sample
-        out = nd.empty((len(self._labels), grad_weight.shape[1]), ctx=device)
+        belongs = np.arange(len(self._rows.labels))[:, None] == self._label_of_sample
+        out = nd.empty((len(self._rows.labels), grad_weight.shape[1]), ctx=device)
         times(from_numpy(belongs, device, "float32"), grad_weight, out)
         return out
 
@@ -190,17 +235,28 @@ class ShardStep:
 class Step:
     """z_y and n of one batch over all shards, and their gradients.
 
-    The values are computed when the step is made. `record` puts them into MXNet's graph; once
-    ``backward`` has passed through them (`went_backward`), `weight_gradients` makes the gradients
-    to the class weights. Made by `Steps`, which lends it the memory.
+    The values are computed when the step is made. `record` puts them into MXNet's graph; after
+    ``backward`` has passed through them (`went_backward`), `received` are the gradients to them.
+    Made by an `Update`, which lends it the memory.
 
     Parameters
     ----------
     store : ClassStore
     inputs : StepInputs
     embeddings : (B, D)
+    rows : list of ShardRows
+        One per shard, of the update.
     workspaces : list of Workspace
-        One per shard, lent until `release`.
+        One per shard.
+
+    Attributes
+    ----------
+    inputs : StepInputs
+    shards : list of ShardStep
+        Until `release`.
+    z_y : (B,)
+    negatives : NegativeSums
+        Of the samples that have negatives.
     """
 
     def __init__(
@@ -208,18 +264,18 @@ class Step:
         store: ClassStore,
         inputs: StepInputs,
         embeddings: nd.NDArray,
+        rows: list[ShardRows],
         workspaces: list[Workspace],
     ):
         self._store = store
-        self._inputs = inputs
+        self.inputs = inputs
         self._context = embeddings.context
-        self._workspaces: list[Workspace] | None = workspaces
         self._leaves: tuple[nd.NDArray, nd.NDArray] | None = None
         inverse = inverse_norm(embeddings) if inputs.normalize else None
         unit = scale_rows(embeddings, inverse) if inputs.normalize else embeddings
-        self._shards = [
-            ShardStep(shard, inputs, unit.as_in_context(shard.device), workspace)
-            for shard, workspace in zip(store.shards, workspaces)
+        self.shards = [
+            ShardStep(of_shard, inputs, unit.as_in_context(of_shard.shard.device), workspace)
+            for of_shard, workspace in zip(rows, workspaces)
         ]
         self.negatives, self.z_y, directions = self._over_all_processes(unit)
         self._grads: tuple[nd.NDArray, ...] = ()
@@ -237,38 +293,34 @@ class Step:
         parts = [NegativeSums(*part, None) for part in numbers.reshape((group.size, 3, -1))]
         whole = combine_negatives(parts)
         vectors = [z_y, directions]
-        if self._inputs.for_training:
+        if self.inputs.for_training:
             vectors.append(scale_rows(negatives.grad_embedding, nd.exp(negatives.n - whole.n)))
         z_y, directions, *grads = group.sum_arrays("vectors", vectors)
         return whole._replace(grad_embedding=grads[0] if grads else None), z_y, directions
 
     def _over_shards(self, unit: nd.NDArray) -> NegativeSums:
         parts = []
-        for shard_step in self._shards:
+        for shard_step in self.shards:
             part = shard_step.negatives()
             if part is not None:
                 parts.append(part.as_in_context(self._context))
-                self._take_turns()
+                self._store.take_turns()
         if parts:
             return combine_negatives(parts)
-        samples = self._inputs.draw.samples
+        samples = self.inputs.draw.samples
         count = len(unit) if samples is None else len(samples)
         nothing = nd.full((count,), NOTHING, ctx=self._context)
         no_gradient = nd.zeros((count, unit.shape[1]), ctx=self._context)
         return NegativeSums(nothing, nd.zeros_like(nothing), nothing, no_gradient)
 
-    def _take_turns(self) -> None:
-        if self._store.one_at_a_time:
-            nd.waitall()
-
     def _targets(self, unit: nd.NDArray) -> tuple[nd.NDArray, nd.NDArray]:
         """Return z_y, (B,), and its gradient, (B, D); 0 for classes of other processes."""
-        owners = [shard_step for shard_step in self._shards if len(shard_step.samples)]
+        owners = [shard_step for shard_step in self.shards if len(shard_step.samples)]
         parts = [
             [value.as_in_context(self._context) for value in shard_step.targets()]
             for shard_step in owners
         ]
-        batch = len(self._inputs.labels)
+        batch = len(self.inputs.labels)
         if not parts:
             return nd.zeros((batch,), ctx=self._context), nd.zeros_like(unit)
         if len(parts) == 1 and len(owners[0].samples) == batch:
@@ -288,8 +340,8 @@ class Step:
         self, embeddings: nd.NDArray, inverse: nd.NDArray | None, directions: nd.NDArray
     ) -> tuple[nd.NDArray, nd.NDArray]:
         """Return the gradients of z_y and of n to the embeddings, (B, D) each."""
-        of_n = self._inputs.scale * self.negatives.grad_embedding
-        samples = self._inputs.draw.samples
+        of_n = self.inputs.scale * self.negatives.grad_embedding
+        samples = self.inputs.draw.samples
         if samples is not None:
             index = self._index(samples).reshape((1, -1))
             of_n = nd.scatter_nd(of_n, index, shape=embeddings.shape)
@@ -302,8 +354,8 @@ class Step:
 
         A sample without negatives has an n of -1e30.
         """
-        values = (self.z_y, self._n_of_all_samples())
-        if not self._inputs.for_training:
+        values = (self.z_y, self.n_of_all_samples())
+        if not self.inputs.for_training:
             return values
         self._leaves = tuple(nd.zeros_like(value) for value in values)
         outputs = []
@@ -313,11 +365,12 @@ class Step:
             outputs.append(value + (linear - linear.detach()) + leaf)
         return tuple(outputs)
 
-    def _n_of_all_samples(self) -> nd.NDArray:
-        samples, n = self._inputs.draw.samples, self.negatives.n
+    def n_of_all_samples(self) -> nd.NDArray:
+        """Return n, (B,); -1e30 for samples without negatives."""
+        samples, n = self.inputs.draw.samples, self.negatives.n
         if samples is None:
             return n
-        nothing = np.full(len(self._inputs.labels), NOTHING, np.float32)
+        nothing = np.full(len(self.inputs.labels), NOTHING, np.float32)
         nothing[samples] = 0
         index = self._index(samples).reshape((1, -1))
         n = nd.scatter_nd(n, index, shape=nothing.shape)
@@ -328,163 +381,13 @@ class Step:
         """Whether ``backward`` has passed through what `record` returned."""
         return self._leaves is not None and any(leaf._fresh_grad for leaf in self._leaves)
 
-    def release(self) -> list[Workspace]:
-        """Give the memory back; from now on the step has no gradients to class weights."""
-        workspaces, self._workspaces = self._workspaces, None
-        if workspaces is None:
-            raise RuntimeError("the memory of this step was given back already")
-        self._shards = []
-        return workspaces
+    def received(self) -> tuple[nd.NDArray, nd.NDArray]:
+        """Return the gradients to z_y and n, (B,) each, that ``backward`` has left."""
+        return tuple(leaf.grad for leaf in self._leaves)
 
-    def weight_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
-        """Make the gradients to the class weights, block by block.
-
-        Yields
-        ------
-        shard : int
-            The shard's number.
-        class_rows, gradient
-            As in `ShardStep.weight_gradients`.
-        """
-        if self._workspaces is None:
-            raise RuntimeError("the gradients of this step were taken or given up already")
-        grad_z_y, grad_n = (leaf.grad for leaf in self._leaves)
-        samples = self._inputs.draw.samples
-        if samples is not None:
-            grad_n = nd.take(grad_n, self._index(samples))
-        for number, shard_step in enumerate(self._shards):
-            device = shard_step.shard.device
-            arrays = (grad_z_y, grad_n, self.negatives.n)
-            arrays = (array.as_in_context(device) for array in arrays)
-            for class_rows, gradient in shard_step.weight_gradients(*arrays):
-                yield number, class_rows, gradient
-            self._take_turns()
-
-    def orthogonal_n(self) -> float:
-        """Return what n would be if every negative were orthogonal to its sample."""
-        drawn, labels = self._count_negatives()
-        total = drawn * math.exp(self._inputs.draw.correction) + labels
-        return math.log(total) if total else NOTHING
-
-    def inter_share(self) -> float:
-        """Return by what the mean inter loss is multiplied because some samples have none."""
-        draw, labels = self._inputs.draw, self._inputs.labels
-        share = 1.0 if draw.samples is None else len(draw.samples) / len(labels)
-        return share if draw.inter_weight is None else share * draw.inter_weight
-
-    def _count_negatives(self) -> tuple[int, int]:
-        """Count a sample's negatives: those that were drawn, and those that are labels."""
-        classes = self._inputs.draw.classes
-        if classes is None:
-            return 0, self._store.shape[0] - 1
-        if not self._inputs.draw.labels_are_negatives:
-            return len(classes), 0
-        return len(classes), len(np.unique(self._inputs.labels)) - 1
-
-    def stats(self) -> dict[str, float]:
-        """Return figures of the batch, for `Head.stats`."""
-        labels, draw, scale = self._inputs[:3]
-        z_y = self.z_y if draw.samples is None else nd.take(self.z_y, self._index(draw.samples))
-        count = sum(self._count_negatives()) * len(z_y)
-        touched = self._store.shape[0]
-        if draw.classes is not None:
-            touched = len(draw.classes) + len(np.unique(labels))
-        return {
-            "accuracy": float((scale * z_y > self.negatives.logit_max).mean().asscalar()),
-            "positive_cosine": float(self.z_y.mean().asscalar()),
-            "negative_cosine": float(self.negatives.logit_sum.sum().asscalar())
-            / scale
-            / max(count, 1),
-            "max_negative_cosine": float(self.negatives.logit_max.max().asscalar()) / scale,
-            "rows_touched": touched,
-        }
+    def release(self) -> None:
+        """Give up the class rows and what was computed with them."""
+        self.shards = []
 
     def _index(self, positions: np.ndarray) -> nd.NDArray:
         return from_numpy(positions, self._context)
-
-
-class Steps:
-    """Owns the memory of a head's steps, and knows which of them may hand out gradients.
-
-    The life of a training step: its forward pass makes it *pending* (`run`); after its backward
-    pass its gradients are taken once (`take_gradients`); then, or when a newer step supersedes it,
-    its memory serves the next one. Any other order is an error.
-
-    Parameters
-    ----------
-    store : ClassStore
-    """
-
-    def __init__(self, store: ClassStore):
-        self._store = store
-        self._pending: Step | None = None  # the last training step, until its gradients are taken
-        self._superseded: list[Step] = []  # training steps before it that had no update
-        self._idle_workspaces: list[Workspace] | None = None
-
-    def run(self, inputs: StepInputs, embeddings: nd.NDArray) -> Step:
-        """Do the forward pass of a step, (B, D) embeddings against the class weights."""
-        if inputs.for_training:
-            self._supersede()
-        workspaces, self._idle_workspaces = self._idle_workspaces, None
-        if workspaces is None:
-            workspaces = [Workspace(shard.device) for shard in self._store.shards]
-        step = Step(self._store, inputs, embeddings, workspaces)
-        if inputs.for_training:
-            self._pending = step
-        else:
-            self._retire(step)
-        return step
-
-    def _retire(self, step: Step) -> None:
-        self._idle_workspaces = step.release()
-
-    def _supersede(self) -> None:
-        """Let a new step take the pending one's place, as a new gradient overwrites an old one."""
-        if self._pending is not None:
-            self._retire(self._pending)
-            self._superseded.append(self._pending)
-            self._pending = None
-        waiting = [step for step in self._superseded if not step.went_backward]
-        self._superseded = waiting[-SUPERSEDED_STEPS:]
-
-    def take_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
-        """Hand out, once, the gradients to the class weights of the pending step.
-
-        Returns
-        -------
-        iterator of (shard, class_rows, gradient)
-            As in `Step.weight_gradients`. Until it is exhausted it owns the step's memory.
-
-        Raises
-        ------
-        StaleGradientError
-            There was no backward pass since the last call.
-        RuntimeError
-            Backward passed through several steps, or through one that was superseded.
-        """
-        steps = [*self._superseded, *([self._pending] if self._pending else [])]
-        backward = [step for step in steps if step.went_backward]
-        if not backward:
-            raise StaleGradientError(
-                "there is no new gradient since the last step: call the head under autograd.record "
-                "and backward on its loss first"
-            )
-        step, self._pending, self._superseded = self._pending, None, []
-        if len(backward) > 1 or backward[0] is not step:
-            self._retire(step)
-            problem = (
-                f"{len(backward)} batches went backward at once"
-                if len(backward) > 1
-                else "the batch that went backward is not the last one"
-            )
-            raise RuntimeError(
-                f"{problem}, but a head holds the gradients of one: call backward and step for "
-                "each batch before the next"
-            )
-        return self._gradients_of(step)
-
-    def _gradients_of(self, step: Step) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
-        try:
-            yield from step.weight_gradients()
-        finally:
-            self._retire(step)

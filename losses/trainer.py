@@ -10,8 +10,8 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, set_rows, take_rows
-from dsoftmax.losses.step import StaleGradientError
 from dsoftmax.losses.stores.base import state_name
+from dsoftmax.losses.update import StaleGradientError
 from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays
 
 if TYPE_CHECKING:
@@ -80,12 +80,12 @@ class HeadTrainer:
         self._optimizer.set_learning_rate(lr)
 
     def step(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
-        """Update the class weights by the gradients of the last backward pass.
+        """Update the class weights by the gradients of the last backward pass, or of an update.
 
         Parameters
         ----------
         batch_size : int
-            Gradients are divided by it.
+            Gradients are divided by it. For several micro-batches, give the samples of all.
         ignore_stale_grad : bool
             Do nothing, instead of raising, if there was no backward pass since the last step.
         """

@@ -36,6 +36,9 @@ class Backbone:
         Above 0 the network is float16, and gradients are multiplied by this while they pass it.
     frozen : bool
         Whether to compute embeddings as in inference and to update nothing.
+    accumulates : bool
+        Whether the gradients of several batches add up until the update, instead of replacing each
+        other. BatchNorm takes the statistics of each batch.
     group : Group
         The processes that train one network, each with a part of the batch and the same number of
         contexts.
@@ -50,13 +53,19 @@ class Backbone:
         clip: float = 0.0,
         fp16_scale: float = 0.0,
         frozen: bool = False,
+        accumulates: bool = False,
         group: Group = ALONE,
     ):
         self.network, self.contexts, self._group = network, contexts, group
         self._clip, self._scale, self._frozen = clip, fp16_scale or 1.0, frozen
+        self._accumulates = accumulates
         # The BLAS in MXNet's wheels hangs if two threads multiply at once, each on several cores.
         self._one_at_a_time = sum(context.device_type == "cpu" for context in contexts) > 1
         self._outputs: list[nd.NDArray] = []
+        if accumulates:
+            for parameter in network.collect_params().values():
+                if parameter.grad_req != "null":
+                    parameter.grad_req = "add"
         self._trainer = Trainer(
             network.collect_params(),
             "sgd",
@@ -123,7 +132,10 @@ class Backbone:
             nd.waitall()
 
     def update(self, learning_rate: float, batch_size: int) -> None:
-        """Update the parameters with the gradients divided by the size of the whole batch."""
+        """Update the parameters by the gradients divided by the size of the whole batch.
+
+        If gradients add up, that is the size of all batches together.
+        """
         if self._frozen:
             return
         self._trainer.set_learning_rate(learning_rate)
@@ -141,6 +153,8 @@ class Backbone:
                 ]
                 clip_global_norm(gradients, self._clip * divisor, check_isfinite=False)
         self._trainer.update(divisor)
+        if self._accumulates:
+            self.network.collect_params().zero_grad()
 
     def _add_up_processes(self) -> None:
         learnt = [p for p in self._trainer._params if p.grad_req != "null"]

@@ -33,6 +33,7 @@ def build(plan: Plan) -> Trained:
         clip=s.clip_gradient,
         fp16_scale=s.fp16_scale,
         frozen=s.freeze_backbone,
+        accumulates=s.accumulate > 1,
         group=plan.group,
     )
     head = _make_head(plan)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 
+from dsoftmax.losses.log_sum_exp import CACHED_CLASSES
 from dsoftmax.losses.stores import find_store
 from dsoftmax.losses.stores.base import FLOAT_BYTES, StoreMemory
 
@@ -40,7 +41,7 @@ class HeadSize(NamedTuple):
     num_classes, embedding_size : int
         K and D.
     batch_size : int
-        Of all devices of all processes.
+        Of all devices of all processes, and of all micro-batches.
     devices, processes : int
         How many share the classes; devices are counted over all processes.
     store : str
@@ -50,6 +51,8 @@ class HeadSize(NamedTuple):
     sampled_share : float, optional
         The share of the classes that a step uses; None is all.
     momentum : float
+    keeps_logits : bool
+        Whether the logits of all classes are kept; they are not for several micro-batches.
     """
 
     num_classes: int
@@ -61,6 +64,7 @@ class HeadSize(NamedTuple):
     chunk: int | None = None
     sampled_share: float | None = None
     momentum: float = 0.0
+    keeps_logits: bool = True
 
     def stored(self) -> StoreMemory:
         """Return the bytes of class weights and momenta, where they are stored."""
@@ -109,7 +113,7 @@ def of_device(
     statistics = sum(int(np.prod(shape)) for shape in auxiliary)
     class_rows = -(-head.num_classes // head.devices)
     used = max(round(class_rows * (head.sampled_share or 1)), 1)
-    at_once = min(head.chunk or used, used)
+    at_once = min(head.chunk or (used if head.keeps_logits else CACHED_CLASSES), used)
     # The class rows in use are copied, and have a gradient and an update of the same size.
     copied = 3 * used if head.sampled_share else 0
     return Estimate(
@@ -146,7 +150,7 @@ def check_fits(estimate: Estimate, free: int, where: str, is_sampled: bool) -> N
     """Refuse a run that does not fit into the free bytes, with advice."""
     if estimate.total <= free:
         return
-    advice = ["a smaller --per-batch-size"]
+    advice = ["a smaller --per-batch-size, with --accumulate"]
     if estimate.logits > estimate.total / 4:
         advice.append("--chunk 16384")
     if estimate.classes + estimate.logits > estimate.total / 2:

@@ -277,9 +277,17 @@ FLAGS = (
     Flag(
         "per-batch-size",
         "schedule",
-        "images per device and step",
+        "images per device and step, or per micro-batch with --accumulate",
         int,
         configured="default.per_batch_size",
+        least=1,
+    ),
+    Flag(
+        "accumulate",
+        "schedule",
+        "micro-batches per step, each of --per-batch-size: a step is then so many times as large",
+        int,
+        1,
         least=1,
     ),
     Flag("lr", "schedule", "learning rate", float, None, "default.lr", least=0, above=True),

@@ -199,6 +199,8 @@ class Run:
     def train_step(self, batch: Batch) -> float:
         """Do one step on this process's part of a batch; return the mean loss of the whole batch.
 
+        With ``--accumulate`` the batch goes through the network in so many micro-batches.
+
         Raises
         ------
         DivergedError
@@ -206,22 +208,42 @@ class Run:
         """
         backbone, head, head_trainer = self.trained
         rate = self.plan.rate_at(self.step)
+        images = self._micro_batches(batch.data)
         labels = self.group.gather_integers("labels", batch.label.astype(np.int64))
+        size, labels = len(labels), self._micro_batches(labels)
+        if len(labels) > 1:
+            head.begin_update(labels)
+        means = []
         try:
-            embeddings = backbone.forward(batch.data, (self.settings.seed, self.step))
-            with autograd.record():
-                loss = head(embeddings, labels)
-            loss.backward()
-            backbone.backward(embeddings.grad)
-            mean = float(loss.mean().asscalar())
-            if not math.isfinite(mean):
-                raise ValueError("the loss is not finite")
+            for number, (part, part_labels) in enumerate(zip(images, labels)):
+                embeddings = backbone.forward(part, self._key(number))
+                with autograd.record():
+                    loss = head(embeddings, part_labels)
+                loss.backward()
+                backbone.backward(embeddings.grad)
+                means.append(float(loss.mean().asscalar()))
+                if not math.isfinite(means[-1]):
+                    raise ValueError("the loss is not finite")
         except ValueError as error:
             raise DivergedError(self._diagnose(error, batch, rate)) from None
-        backbone.update(rate, len(labels))
+        backbone.update(rate, size)
         head_trainer.set_learning_rate(rate * self.settings.fc7_lr_mult)
-        head_trainer.step(len(labels))
-        return mean
+        head_trainer.step(size)
+        return sum(means) / len(means)
+
+    def _micro_batches(self, samples: np.ndarray) -> list[np.ndarray]:
+        """Split the samples of a step into micro-batches, each with a part of every device's."""
+        count = self.settings.accumulate
+        if count == 1:
+            return [samples]
+        of_device, shape = self.settings.per_batch_size, samples.shape[1:]
+        parts = samples.reshape((-1, count, of_device, *shape)).swapaxes(0, 1)
+        return [part.reshape((-1, *shape)) for part in parts]
+
+    def _key(self, number: int) -> tuple[int, ...]:
+        """Return the seed of the network's random layers for a micro-batch of this step."""
+        key = (self.settings.seed, self.step)
+        return key if self.settings.accumulate == 1 else (*key, number)
 
     def _diagnose(self, error: Exception, batch: Batch, rate: float) -> str:
         """Say what is not finite, and write the numbers of the batch's images to a file."""

@@ -108,7 +108,7 @@ class Models:
             result = verify(
                 self._trained.backbone.embed,
                 pack,
-                pipeline.batch_size,
+                self._plan.images_at_once,
                 size=pipeline.image_size,
                 threads=self._plan.settings.threads,
             )

@@ -46,8 +46,10 @@ class Plan:
     Attributes
     ----------
     contexts : list of mx.Context
+    images_at_once : int
+        The number of images that the contexts of this process take at once.
     batch_size : int
-        The number of samples per step, of all contexts of all processes.
+        The number of samples per step: of all contexts of all processes, and of all micro-batches.
     pipeline : Pipeline
     num_classes : int
     is_class_parallel : bool
@@ -75,8 +77,10 @@ class Plan:
         self.group = group
         self.notes: list[str] = []
         self.contexts = usable_contexts(settings.devices)
-        self.batch_size = settings.per_batch_size * len(self.contexts) * group.size
+        self.images_at_once = settings.per_batch_size * len(self.contexts)
+        self.batch_size = self.images_at_once * group.size * settings.accumulate
         self._check_devices()
+        self._check_accumulation()
         self.pipeline = self._open_data()
         self.num_classes = self._count_classes()
         self.is_class_parallel = self._splits_classes()
@@ -109,11 +113,20 @@ class Plan:
         if self.settings.fp16_scale:
             raise ValueError("--fp16-scale is for GPUs: MXNet multiplies no float16 on CPUs")
 
+    def _check_accumulation(self) -> None:
+        s = self.settings
+        if s.accumulate > 1 and s.loss_spec().sampler.needs_embeddings:
+            raise ValueError(
+                f"--accumulate {s.accumulate}: the negatives of {s.loss} depend on all embeddings "
+                "of a step, which don't exist before its last micro-batch: choose another --loss, "
+                "or a larger --per-batch-size"
+            )
+
     def _open_data(self) -> Pipeline:
         s = self.settings
         return Pipeline(
             Records(s.data_dir),
-            s.per_batch_size * len(self.contexts),
+            self.images_at_once * s.accumulate,
             s.image_size,
             Augmentation(mirror=s.mirror, color=s.color, cutoff=s.cutoff),
             seed=s.seed,
@@ -229,6 +242,7 @@ class Plan:
             chunk=s.chunk,
             sampled_share=s.loss_spec().sampled_share,
             momentum=s.mom,
+            keeps_logits=s.accumulate == 1,
         )
         stored = head.stored()
         if stored.servers:

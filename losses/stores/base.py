@@ -136,6 +136,11 @@ class ClassStore:
     def _make_shard(self, start: int, stop: int, device: mx.Context) -> Shard:
         raise NotImplementedError
 
+    def take_turns(self) -> None:
+        """Wait for one device's products before another one's, if they must take turns."""
+        if self.one_at_a_time:
+            nd.waitall()
+
     @classmethod
     def memory(
         cls, num_classes: int, width: int, devices: int, processes: int, copies: int

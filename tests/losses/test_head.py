@@ -8,8 +8,8 @@ from mxnet import autograd, gluon, nd
 
 from dsoftmax import losses
 from dsoftmax.losses import log_sum_exp, operators
-from dsoftmax.losses.step import StaleGradientError
 from dsoftmax.losses.trainer import REFUSED_OPTIMIZERS
+from dsoftmax.losses.update import StaleGradientError
 
 
 @pytest.fixture
@@ -161,11 +161,11 @@ def test_new_weights_drop_the_gradients_of_the_old(head, batch):
 def test_memory_is_used_again(head, batch):
     trainer = head.trainer("sgd")
     backward(head, *batch)
-    workspaces = head._steps._pending._workspaces
+    workspaces = head._updates._pending._workspaces
     for finish in (lambda: trainer.step(5), lambda: None):  # an update, or the next batch
         finish()
         backward(head, *batch)
-        assert head._steps._pending._workspaces is workspaces
+        assert head._updates._pending._workspaces is workspaces
 
 
 def test_an_evaluation_leaves_the_memory_of_a_batch_alone(rng):
@@ -197,7 +197,7 @@ def test_a_batch_without_backward_is_superseded(head, batch):
     for _ in range(20):
         with autograd.record():
             head(*batch)
-    assert len(head._steps._superseded) < 10
+    assert len(head._updates._superseded) < 10
     backward(head, *batch)
     head.trainer("sgd").step(5)
 
@@ -231,7 +231,7 @@ def test_a_used_head_can_be_copied(copied, contexts, batch):
     head.initialize(mx.init.Normal(0.1))
     backward(head, *batch)
     other = copied(head)
-    assert head._steps._pending is not None  # it loses nothing by it
+    assert head._updates._pending is not None  # it loses nothing by it
     head.trainer("sgd").step(5)
     assert other.step == head.step
     assert (other.class_weights() != head.class_weights()).any()

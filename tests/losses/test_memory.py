@@ -15,6 +15,7 @@ from dsoftmax.losses.step import Step
 
 preset, options = sys.argv[1], json.loads(sys.argv[2])
 options["ctx"] = [mx.cpu(i) for i in range(options.pop("contexts", 1))]
+parts = options.pop("parts", 0)
 head = losses.create(preset, 600, 128, **options)
 head.initialize()
 trainer = head.trainer("sgd", {"learning_rate": 0.1, "momentum": 0.9})
@@ -22,9 +23,12 @@ x = nd.random.normal(shape=(128, 128))
 x.attach_grad()
 found = []
 for step in range(501):
-    with autograd.record():
-        loss = head(x, list(range(128)))
-    loss.backward()
+    if parts:
+        head.begin_update([list(range(128))] * parts)
+    for _ in range(parts or 1):
+        with autograd.record():
+            loss = head(x, list(range(128)))
+        loss.backward()
     trainer.step(128)
     if step in (100, 500):
         nd.waitall()
@@ -51,6 +55,8 @@ MEGABYTES = 6
         ("dsoftmax_k", {"sample_rate": 0.1, "store": "host", "contexts": 2}),
         ("dsoftmax_b", {"sample_rate": 0.1}),
         ("hf_softmax", {"sample_rate": 0.1, "trees": 2}),
+        ("arcface", {"parts": 3}),
+        ("dsoftmax_k", {"sample_rate": 0.1, "store": "host", "contexts": 2, "parts": 2}),
     ],
     ids=str,
 )

@@ -99,13 +99,13 @@ def test_corrected_n_is_near_the_full_one(preset, rng):
         for step in range(steps):
             head.step = step
             head(x, labels)
-            total = total + np.exp(head._last[0].negatives.n.asnumpy())
+            total = total + np.exp(head._updates.latest.figures().negatives.n.asnumpy())
         return total / steps
 
     full = losses.create("nsoftmax", 500, 16, scale=4)
     full.load_class_weights(weights)
     full(x, labels)
-    expected = np.exp(full._last[0].negatives.n.asnumpy())
+    expected = np.exp(full._updates.latest.figures().negatives.n.asnumpy())
     corrected, plain = sums("logq", 400), sums(None, 50)
     np.testing.assert_allclose(corrected, expected, rtol=0.1)
     assert (plain < 0.4 * expected).all()

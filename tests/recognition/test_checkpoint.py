@@ -47,8 +47,9 @@ def rewrite_facts(state, **changes):
         {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host"},
         {"loss": "sphereface"},
         {"config": "dropout.py", "lr_schedule": "cosine"},
+        {"config": "dropout.py", "loss": "dsoftmax_b", "accumulate": 2, "per_batch_size": 4},
     ],
-    ids=["plain", "two devices", "host store", "annealed", "dropout"],
+    ids=["plain", "two devices", "host store", "annealed", "dropout", "micro-batches"],
 )
 def test_the_same_bits(flags, changes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

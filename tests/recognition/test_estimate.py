@@ -3,6 +3,7 @@
 import mxnet as mx
 import pytest
 
+from dsoftmax.losses.log_sum_exp import CACHED_CLASSES
 from dsoftmax.recognition import estimate
 from dsoftmax.recognition.estimate import Estimate, HeadSize
 
@@ -26,6 +27,8 @@ def test_memory_grows_as_it_should(of_device):
     assert of_device(momentum=0.0).classes == STORED / 2
     assert of_device(devices=2).classes == STORED / 2
     assert of_device(chunk=100).logits == whole.logits / 10
+    large = {"num_classes": 1_000_000, "batch_size": 16, "keeps_logits": False}
+    assert of_device(**large).logits == 3 * 4 * 16 * CACHED_CLASSES
     assert of_device(sampled_share=0.1).classes == STORED + 4 * 10 * 3 * 100
     assert of_device(sampled_share=0.1, store="host").classes == 4 * 10 * 3 * 100
 

@@ -13,10 +13,12 @@ import pytest
 
 from dsoftmax.recognition import loop, states, train
 from dsoftmax.recognition.common.distributed.group import Group
+from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.settings import parse
 from tests.recognition.runs import (
     folder_of,
     newest,
+    read_table,
 )
 
 
@@ -134,3 +136,105 @@ def test_clipping(flags, devices):
     after = run.trained.backbone.parameters()
     moved = sum(np.square(after[key].asnumpy() - old).sum() for key, old in before.items())
     assert np.sqrt(moved) == pytest.approx(0.1 * longest, rel=1e-2)
+
+
+class TestMicroBatches:
+    """``--accumulate`` against a batch that is so many times as large."""
+
+    # Rounding is not amplified.
+    CALM = {"lr": 0.01, "max_steps": 3, "target": "none"}  # noqa: RUF012
+
+    @pytest.fixture
+    def trained(self, flags, tmp_path):
+        """Return a function that trains 3 steps; it returns losses and all parameters."""
+        smooth = tmp_path / "smooth.py"
+        smooth.write_text(
+            "from dsoftmax.recognition.config import *\nnetwork.tiny.net_act = 'softrelu'\n"
+        )
+
+        def train_steps(has_statistics=False, **changes):
+            run = loop.Run(parse(flags(config=smooth, **self.CALM, **changes)))
+            run.release()
+            if not has_statistics:
+                run.plan.network.apply(self._fix_statistics)
+            found = []
+            for batch in run.plan.pipeline.epoch(0):
+                found.append(run.train_step(batch))
+                run.step += 1
+            assert len(found) == 2  # 43 images
+            parameters = run.trained.backbone.parameters()
+            arrays = {key: array.asnumpy() for key, array in parameters.items()}
+            return found, {**arrays, "classes": run.trained.head.class_weights()}
+
+        return train_steps
+
+    @staticmethod
+    def _fix_statistics(block):
+        if isinstance(block, BatchNorm):
+            block._options["use_global_stats"] = True
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"clip_gradient": 0.01},
+            {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host"},
+            {"loss": "rand_arcface", "sample_rate": 0.8, "chunk": 2},
+            {"loss": "dsoftmax_b", "sample_rate": 0.1},
+        ],
+        ids=str,
+    )
+    def test_are_one_large_batch(self, trained, changes):
+        large, large_parameters = trained(per_batch_size=16, **changes)
+        found, parameters = trained(per_batch_size=4, accumulate=4, **changes)
+        np.testing.assert_allclose(found, large, rtol=1e-5)
+        for key, array in large_parameters.items():
+            np.testing.assert_allclose(parameters[key], array, rtol=1e-5, atol=1e-5)
+
+    def test_on_several_devices(self, trained):
+        large, large_parameters = trained(per_batch_size=16)
+        changes = {"devices": "cpu:2", "class_parallel": 1}
+        found, parameters = trained(per_batch_size=2, accumulate=4, **changes)
+        np.testing.assert_allclose(found, large, rtol=1e-5)
+        for key, array in large_parameters.items():
+            np.testing.assert_allclose(parameters[key], array, rtol=1e-5, atol=1e-5)
+
+    def test_a_frozen_backbone(self, trained):
+        changes = {"freeze_backbone": True, "has_statistics": True}
+        _, large = trained(per_batch_size=16, **changes)
+        _, found = trained(per_batch_size=8, accumulate=2, **changes)
+        for key, array in large.items():
+            np.testing.assert_allclose(found[key], array, rtol=1e-5, atol=1e-5)
+
+    def test_statistics_are_those_of_a_micro_batch(self, trained):
+        large, _ = trained(per_batch_size=16, has_statistics=True)
+        found, _ = trained(per_batch_size=8, accumulate=2, has_statistics=True)
+        assert not np.allclose(found, large, rtol=1e-4)
+
+    def test_draw_random_numbers_of_their_own(self, flags):
+        run = loop.Run(parse(flags(accumulate=2, per_batch_size=4)))
+        seen = []
+        forward = run.trained.backbone.forward
+
+        def watch(images, key):
+            seen.append((key, images.copy()))
+            return forward(images, key)
+
+        run.trained.backbone.forward = watch
+        batch = next(run.plan.pipeline.epoch(0))
+        run.train_step(batch)
+        assert [key for key, _ in seen] == [(5, 0, 0), (5, 0, 1)]
+        np.testing.assert_array_equal(np.concatenate([part for _, part in seen]), batch.data)
+
+    def test_steps_are_updates(self, flags, capsys):
+        """Of the schedule, the log, the checkpoints and the epoch."""
+        made = flags(accumulate=2, per_batch_size=4, end_epoch=2, max_steps=0, verbose=5)
+        assert train.main(made) == 0
+        out = capsys.readouterr().out
+        assert newest(made).name == "state-00000010"  # 43 images, 5 steps of 8 per epoch
+        assert "lr change to 0.01" in out
+        assert "Epoch[1] Batch [1-3]" in (folder_of(made) / "train.log").read_text()
+        rows = read_table(folder_of(made) / "metrics.csv")
+        assert [int(row["step"]) for row in rows] == [2, 4, 6, 8, 10]
+        facts = states.read_facts(str(newest(made)))
+        assert (facts["epoch"], facts["images_seen"]) == (1, 40)

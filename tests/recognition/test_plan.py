@@ -84,6 +84,8 @@ def test_other_classes(flags, dataset, capsys):
             {"image_size": 32, "network": "gluoncv:resnet18_v1b"},
             "the next size it takes is 33,33",
         ),
+        ({"accumulate": 6}, "43 images are fewer than one batch of 48"),
+        ({"accumulate": 2, "loss": "hf_softmax"}, "--accumulate 2: the negatives of hf_softmax"),
         ({"per_batch_size": 1}, "--per-batch-size 1: the last layer normalizes"),
     ],
 )

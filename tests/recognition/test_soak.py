@@ -21,11 +21,14 @@ def usage(pid):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
-@pytest.mark.parametrize("loss", ["dsoftmax", "dsoftmax_k"])
-def test_flat_over_2000_steps(loss, dataset, tmp_path):
+@pytest.mark.parametrize(
+    ("loss", "accumulate"), [("dsoftmax", 1), ("dsoftmax_k", 1), ("dsoftmax_k", 2)]
+)
+def test_flat_over_2000_steps(loss, accumulate, dataset, tmp_path):
     folder, _ = dataset((12,) * 20)
     command = [sys.executable, "-u", train.__file__, "--network", "tiny", "--loss", loss]
-    command += ["--dataset", "few", "--data-dir", folder, "--per-batch-size", "32"]
+    command += ["--dataset", "few", "--data-dir", folder]
+    command += ["--per-batch-size", 32 // accumulate, "--accumulate", accumulate]
     command += ["--max-steps", STEPS, "--frequent", EVERY, "--verbose", "500"]
     command += ["--emb-size", "128", "--threads", "1", "--models-root", tmp_path / "models"]
     found = []

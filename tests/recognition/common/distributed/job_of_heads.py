@@ -26,7 +26,7 @@ from dsoftmax.recognition.common.distributed.parameter_server import rows
 CLASSES, WIDTH, BATCH, STEPS, SAVED_AT = 101, 16, 12, 6, 3
 SAMPLED = {"sample_rate": 0.25}
 FOREST = {"sample_rate": 0.25, "trees": 4, "rebuild_every": 2}
-CASES = {  # preset, store, options
+CASES = {  # preset, store, options; "parts" is the number of micro-batches
     "full": ("dsoftmax", "device", {}),
     "full in chunks": ("arcface", "device", {"chunk": 7}),
     "rows": ("dsoftmax_b", "device", {"sample_rate": 0.5}),
@@ -37,24 +37,37 @@ CASES = {  # preset, store, options
     "corrected on servers": ("rand_softmax", "server", {**SAMPLED, "correction": "logq"}),
     "margin on servers": ("rand_arcface", "server", SAMPLED),
     "forest on servers": ("hf_softmax", "server", FOREST),
+    "micro-batches": ("arcface", "device", {"parts": 3}),
+    "micro-batches of rows": ("dsoftmax_b", "device", {"sample_rate": 0.1, "parts": 3}),
+    "micro-batches on servers": ("dsoftmax_k", "server", {**SAMPLED, "parts": 3}),
+    "announced on servers": ("rand_softmax", "server", {**SAMPLED, "parts": 1}),
 }
 SGD = {"learning_rate": 0.05, "momentum": 0.9, "wd": 5e-4, "clip_gradient": 20.0}
 
 
-def train(head, trainer, steps):
-    """Do steps at a falling learning rate; return losses and gradients, and the last stats."""
+def train(head, trainer, steps, parts=0):
+    """Do steps at a falling learning rate; return losses and gradients, and the last stats.
+
+    Each is announced if there are `parts`, the number of its micro-batches.
+    """
     found = []
     for step in steps:
         draw = np.random.default_rng(step)
         embeddings = nd.array(draw.normal(size=(BATCH, WIDTH)))
         labels = draw.integers(0, CLASSES, BATCH).astype(np.int32)
-        embeddings.attach_grad()
         trainer.set_learning_rate(SGD["learning_rate"] / (step + 1))
-        with autograd.record():
-            loss = head(embeddings, labels)
-        loss.backward()
+        if parts:
+            head.begin_update(np.split(labels, parts))
+        of_step = []
+        for place in np.split(np.arange(BATCH), parts or 1):
+            part = embeddings[place[0] : place[-1] + 1].copy()
+            part.attach_grad()
+            with autograd.record():
+                loss = head(part, labels[place])
+            loss.backward()
+            of_step.append((loss, part.grad))
         trainer.step(BATCH)
-        found += [loss.asnumpy(), embeddings.grad.asnumpy()]
+        found += [nd.concat(*arrays, dim=0).asnumpy() for arrays in zip(*of_step)]
     stats = {key: value for key, value in head.stats.items() if "seconds" not in key}
     return np.concatenate([array.reshape(-1) for array in found]), stats
 
@@ -69,19 +82,21 @@ def make(preset, options, **where):
 
 def compare(preset, store, options, group, path):
     """Return how far a head in the group is from one alone, on as many devices, and resumed."""
+    options = dict(options)
+    parts = options.pop("parts", 0)
     contexts = [mx.cpu(rank) for rank in range(group.size)]
     alone, alone_trainer = make(preset, options, ctx=contexts)
     head, trainer = make(preset, options, ctx=mx.cpu(0), store=store, group=group)
-    found, stats = train(head, trainer, range(SAVED_AT))
-    expected, expected_stats = train(alone, alone_trainer, range(SAVED_AT))
+    found, stats = train(head, trainer, range(SAVED_AT), parts)
+    expected, expected_stats = train(alone, alone_trainer, range(SAVED_AT), parts)
     trainer.save_states(path)
     weights = head.class_weights()
-    rest, _ = train(head, trainer, range(SAVED_AT, STEPS))
-    expected_rest, _ = train(alone, alone_trainer, range(SAVED_AT, STEPS))
+    rest, _ = train(head, trainer, range(SAVED_AT, STEPS), parts)
+    expected_rest, _ = train(alone, alone_trainer, range(SAVED_AT, STEPS), parts)
     last = head.class_weights()
     head.load_class_weights(weights if group.is_first else None)
     trainer.load_states(path)
-    resumed, _ = train(head, trainer, range(SAVED_AT, STEPS))
+    resumed, _ = train(head, trainer, range(SAVED_AT, STEPS), parts)
     return {
         "before": float(np.abs(found - expected).max()),
         "after": float(np.abs(rest - expected_rest).max()),

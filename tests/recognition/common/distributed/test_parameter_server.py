@@ -101,13 +101,14 @@ class TestTraining:
         assert run([*PYTHON, train.__file__, *part])[0] == 0
         assert_same_bits(whole, part)
 
-    def test_all_classes_split_over_workers(self, flags, tmp_path):
+    @pytest.mark.parametrize("changes", [(), ("--accumulate", "2")], ids=["", "micro-batches"])
+    def test_all_classes_split_over_workers(self, flags, tmp_path, changes):
         """With Dropout, too."""
         config = tmp_path / "dropout.py"
         config.write_text(
             "from dsoftmax.recognition.config import *\nnetwork.tiny.net_output = 'E'\n"
         )
-        common = ("--loss", "dsoftmax", "--config", config)
+        common = ("--loss", "dsoftmax", "--config", config, *changes)
         whole = flags("whole", *common, "--devices", "cpu:2", "--class-parallel", "1")
         assert train.main(whole) == 0
         part = flags("part", *common, "--devices", "cpu", "--kvstore", "dist_sync")
