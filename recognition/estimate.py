@@ -45,6 +45,8 @@ class HeadSize(NamedTuple):
         How many share the classes; devices are counted over all processes.
     store : str
         The name of a store.
+    dtype : str
+        What it keeps class weights as.
     chunk : int, optional
         Classes at a time.
     sampled_share : float, optional
@@ -58,13 +60,14 @@ class HeadSize(NamedTuple):
     devices: int = 1
     processes: int = 1
     store: str = "device"
+    dtype: str = "float32"
     chunk: int | None = None
     sampled_share: float | None = None
     momentum: float = 0.0
 
     def stored(self) -> StoreMemory:
         """Return the bytes of class weights and momenta, where they are stored."""
-        return find_store(self.store).memory(
+        return find_store(self.store, self.dtype).memory(
             self.num_classes,
             self.embedding_size,
             self.devices,
