@@ -155,7 +155,7 @@ def check_fits(estimate: Estimate, free: int, where: str, is_sampled: bool) -> N
     if estimate.classes + estimate.logits > estimate.total / 2:
         advice.append("more devices with --class-parallel")
         if is_sampled:
-            advice.append("--store host")
+            advice.append("--store host, with --class-dtype float16 if that is not enough")
         else:
             advice.append("a loss with sampled classes (--loss dsoftmax_k)")
     raise ValueError(

@@ -45,10 +45,11 @@ def rewrite_facts(state, **changes):
         {},
         {"devices": "cpu:2", "per_batch_size": 4, "kvstore": "local"},
         {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host"},
+        {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host", "class_dtype": "float16"},
         {"loss": "sphereface"},
         {"config": "dropout.py", "lr_schedule": "cosine"},
     ],
-    ids=["plain", "two devices", "host store", "annealed", "dropout"],
+    ids=["plain", "two devices", "host store", "float16", "annealed", "dropout"],
 )
 def test_the_same_bits(flags, changes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
