@@ -20,6 +20,7 @@ from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
 
 CLASS_WEIGHT = "class_weight"  # the name in files of `save_parameters`
 LARGEST_ARRAY = (1 << 31) - 1  # elements of an array in MXNet's files
+CHECKED_AT_ONCE = 1 << 16  # classes
 
 
 class Head(Block):
@@ -123,7 +124,7 @@ class Head(Block):
                 raise ValueError(
                     f"the head has class weights of shape {self.store.shape}, not {array.shape}"
                 )
-            if not np.isfinite(array).all():
+            if not all(np.isfinite(block).all() for block in _blocks_of(array)):
                 raise ValueError("some of the class weights are NaN or infinite")
         self._forget_batches()
         self.store.fill(array)
@@ -325,3 +326,9 @@ def _mean(parts: list[nd.NDArray]) -> float:
     """Return the mean of all numbers of several arrays."""
     total = sum(float(part.mean().asscalar()) * part.size for part in parts)
     return total / sum(part.size for part in parts)
+
+
+def _blocks_of(array: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the rows of an array that may be too large for a copy."""
+    for start in range(0, len(array), CHECKED_AT_ONCE):
+        yield array[start : start + CHECKED_AT_ONCE]

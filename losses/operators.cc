@@ -305,6 +305,11 @@ float number(const Attributes& attributes, const char* name) {
   return std::stof(attributes.at(name));
 }
 
+Sgd sgd_of(const Attributes& attributes) {
+  return {number(attributes, "lr"), number(attributes, "momentum"), number(attributes, "wd"),
+          number(attributes, "rescale_grad"), number(attributes, "clip_gradient")};
+}
+
 MXReturnValue sgd_count(const Attributes& attributes, int* num_inputs, int* num_outputs) {
   *num_inputs = number(attributes, "momentum") == 0 ? 4 : 5;
   *num_outputs = 1;
@@ -323,9 +328,7 @@ MXReturnValue sgd_mutate(const Attributes& attributes, std::vector<int>* mutated
 }
 
 MXReturnValue sgd(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
-  const Sgd sgd = {number(attributes, "lr"), number(attributes, "momentum"),
-                   number(attributes, "wd"), number(attributes, "rescale_grad"),
-                   number(attributes, "clip_gradient")};
+  const Sgd sgd = sgd_of(attributes);
   const float *gradient = (*in)[0].data<float>(), *along = (*in)[1].data<float>();
   const int32_t* rows = (*in)[2].data<int32_t>();
   float* weight = (*in)[3].data<float>();
@@ -339,6 +342,209 @@ MXReturnValue sgd(const Attributes& attributes, Tensors* in, Tensors* out, const
     } else {
       plain_sgd_row(weight + at, gradient + i * width, along[i], sgd, width);
     }
+  }
+  (*out)[0].data<float>()[0] = 0;
+  return MX_SUCCESS;
+}
+
+// --- 2-byte numbers, as half_rows.py does it with NumPy, to the bit
+
+// In this part a * b + c is rounded twice, as NumPy rounds it.
+#if defined(__clang__)
+#pragma STDC FP_CONTRACT OFF
+#elif defined(__GNUC__)
+#pragma GCC push_options
+#pragma GCC optimize("fp-contract=off")
+#endif
+
+inline uint32_t bits_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  return bits;
+}
+
+inline float float_of(uint32_t bits) {
+  float value;
+  std::memcpy(&value, &bits, sizeof value);
+  return value;
+}
+
+// Mixes all bits of a number (lowbias32, found by Chris Wellons).
+inline uint32_t mix(uint32_t x) {
+  x = (x ^ (x >> 16)) * 0x7feb352du;
+  x = (x ^ (x >> 15)) * 0x846ca68bu;
+  return x ^ (x >> 16);
+}
+
+const uint32_t kGolden = 0x9e3779b9u;  // between the columns of a row
+
+struct Float16 {
+  static inline float decode(uint16_t half) {
+    const uint32_t size = half & 0x7fffu, sign = (half & 0x8000u) << 16;
+    const uint32_t shift = size >= 0x7c00u ? 224u << 23 : 112u << 23;
+    const uint32_t normal = (size << 13) + shift;
+    const uint32_t small = bits_of(static_cast<float>(static_cast<int32_t>(size)) * 0x1p-24f);
+    return float_of((size < 0x400u ? small : normal) | sign);
+  }
+
+  // The lower or the upper neighbour, by a random number; the mean is the value.
+  static inline uint16_t round(float value, uint32_t random) {
+    const uint32_t bits = bits_of(value), size = bits & 0x7fffffffu;
+    const uint32_t sign = (bits >> 16) & 0x8000u;
+    const uint32_t normal = ((size + (random & 0x1fffu)) >> 13) - (112u << 10);
+    // Below 2^-14 the distance of neighbours is 2^-24, so that more bits are dropped.
+    const uint32_t exponent = size >> 23;
+    const uint32_t below = exponent < 113u ? 113u - exponent : 0u;
+    const uint32_t excess = below > 18u ? below - 18u : 0u;
+    const uint32_t whole = ((size & 0x7fffffu) | 0x800000u) >> (excess < 31u ? excess : 31u);
+    const uint32_t drop = 13u + (below < 18u ? below : 18u);
+    const uint32_t small = (whole + (random & ((1u << drop) - 1u))) >> drop;
+    uint32_t half = below ? small : normal;
+    half = half > 0x7c00u ? 0x7c00u : half;
+    half = size > 0x7f800000u ? 0x7e00u : half;
+    half = size == 0x7f800000u ? 0x7c00u : half;
+    return static_cast<uint16_t>(half | sign);
+  }
+};
+
+struct BFloat16 {
+  static inline float decode(uint16_t half) {
+    return float_of(static_cast<uint32_t>(half) << 16);
+  }
+
+  static inline uint16_t round(float value, uint32_t random) {
+    const uint32_t bits = bits_of(value), size = bits & 0x7fffffffu;
+    const uint32_t finite = (bits + (random & 0xffffu)) >> 16;
+    const uint32_t other = (bits >> 16) | (size > 0x7f800000u ? 0x40u : 0u);
+    return static_cast<uint16_t>(size >= 0x7f800000u ? other : finite);
+  }
+};
+
+template <class Half>
+void decode_row(const uint16_t* halves, int64_t width, float* out) {
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) out[j] = Half::decode(halves[j]);
+}
+
+template <class Half>
+void half_sgd_row(uint16_t* weight, uint16_t* state, const float* gradient, float along,
+                  const Sgd& sgd, uint32_t weight_key, uint32_t state_key, int64_t width) {
+  const float lr = sgd.lr, momentum = sgd.momentum, wd = sgd.wd, rescale = sgd.rescale;
+  const float clip = sgd.clip;
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) {
+    const uint32_t column = static_cast<uint32_t>(j) * kGolden;
+    const float w = Half::decode(weight[j]);
+    float g = rescale * (gradient[j] - along * w);
+    g = g < -clip ? -clip : g;
+    g = (g > clip ? clip : g) + wd * w;
+    const float moved = momentum * Half::decode(state[j]) - lr * g;
+    state[j] = Half::round(moved, mix(state_key + column));
+    weight[j] = Half::round(w + moved, mix(weight_key + column));
+  }
+}
+
+template <class Half>
+void plain_half_sgd_row(uint16_t* weight, const float* gradient, float along, const Sgd& sgd,
+                        uint32_t weight_key, int64_t width) {
+  const float lr = sgd.lr, wd = sgd.wd, rescale = sgd.rescale, clip = sgd.clip;
+#pragma omp simd
+  for (int64_t j = 0; j < width; ++j) {
+    const float w = Half::decode(weight[j]);
+    float g = rescale * (gradient[j] - along * w);
+    g = g < -clip ? -clip : g;
+    g = (g > clip ? clip : g) + wd * w;
+    const uint32_t random = mix(weight_key + static_cast<uint32_t>(j) * kGolden);
+    weight[j] = Half::round(w - lr * g, random);
+  }
+}
+
+#if defined(__GNUC__) && !defined(__clang__)
+#pragma GCC pop_options
+#endif
+
+// Arrays of 2-byte numbers are float16 to MXNet, whatever their bits mean.
+template <int first>
+MXReturnValue half_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
+  for (size_t i = 0; i < in->size(); ++i) {
+    const bool is_half = static_cast<int>(i) >= first;
+    if (is_half ? (*in)[i] != kFloat16 : (*in)[i] != kFloat32 && (*in)[i] != kInt32) {
+      MX_ERROR_MSG << "dsoftmax's operator of 2-byte rows got another type" << std::endl;
+      return MX_FAIL;
+    }
+  }
+  (*out)[0] = kFloat32;
+  return MX_SUCCESS;
+}
+
+bool is_bfloat16(const Attributes& attributes) { return attributes.at("format") == "bfloat16"; }
+
+// rows (n,), 2-byte numbers (K, D) -> their rows as float32 (n, D)
+
+MXReturnValue half_take_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = {(*in)[0][0], (*in)[1][1]};
+  return MX_SUCCESS;
+}
+
+template <class Half>
+void half_take_rows(const int32_t* rows, const uint16_t* halves, int64_t count, int64_t width,
+                    float* out) {
+#pragma omp parallel for
+  for (int64_t i = 0; i < count; ++i) {
+    decode_row<Half>(halves + rows[i] * width, width, out + i * width);
+  }
+}
+
+MXReturnValue half_take(const Attributes& attributes, Tensors* in, Tensors* out,
+                        const OpResource&) {
+  const auto take = is_bfloat16(attributes) ? half_take_rows<BFloat16> : half_take_rows<Float16>;
+  take((*in)[0].data<int32_t>(), (*in)[1].data<uint16_t>(), (*in)[0].shape[0],
+       (*in)[1].shape[1], (*out)[0].data<float>());
+  return MX_SUCCESS;
+}
+
+// SGD as above, on 2-byte numbers: gradient (n, D), along (n, 1), rows (n,), keys (2, n) for
+// weights and momenta, weight (K, D), and momentum (K, D) if there is any
+
+MXReturnValue half_sgd_count(const Attributes& attributes, int* num_inputs, int* num_outputs) {
+  *num_inputs = number(attributes, "momentum") == 0 ? 5 : 6;
+  *num_outputs = 1;
+  return MX_SUCCESS;
+}
+
+MXReturnValue half_sgd_mutate(const Attributes& attributes, std::vector<int>* mutated) {
+  *mutated = {4};
+  if (number(attributes, "momentum") != 0) mutated->push_back(5);
+  return MX_SUCCESS;
+}
+
+template <class Half>
+void half_sgd_rows(Tensors* in, const Sgd& sgd) {
+  const float *gradient = (*in)[0].data<float>(), *along = (*in)[1].data<float>();
+  const int32_t *rows = (*in)[2].data<int32_t>(), *keys = (*in)[3].data<int32_t>();
+  uint16_t* weight = (*in)[4].data<uint16_t>();
+  uint16_t* state = in->size() > 5 ? (*in)[5].data<uint16_t>() : nullptr;
+  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+#pragma omp parallel for
+  for (int64_t i = 0; i < count; ++i) {
+    const int64_t at = rows[i] * width;
+    const float* g = gradient + i * width;
+    if (state) {
+      half_sgd_row<Half>(weight + at, state + at, g, along[i], sgd, keys[i], keys[count + i],
+                         width);
+    } else {
+      plain_half_sgd_row<Half>(weight + at, g, along[i], sgd, keys[i], width);
+    }
+  }
+}
+
+MXReturnValue half_sgd(const Attributes& attributes, Tensors* in, Tensors* out,
+                       const OpResource&) {
+  const Sgd sgd = sgd_of(attributes);
+  if (is_bfloat16(attributes)) {
+    half_sgd_rows<BFloat16>(in, sgd);
+  } else {
+    half_sgd_rows<Float16>(in, sgd);
   }
   (*out)[0].data<float>()[0] = 0;
   return MX_SUCCESS;
@@ -383,6 +589,19 @@ REGISTER_OP(_dsoftmax_sgd)
     .setInferType(all_float<1>)
     .setInferShape(sgd_shape)
     .setMutateInputs(sgd_mutate);
+
+REGISTER_OP(_dsoftmax_half_take)
+    .setForward(half_take, "cpu")
+    .setParseAttrs(count<2, 1>)
+    .setInferType(half_types<1>)
+    .setInferShape(half_take_shape);
+
+REGISTER_OP(_dsoftmax_half_sgd)
+    .setForward(half_sgd, "cpu")
+    .setParseAttrs(half_sgd_count)
+    .setInferType(half_types<4>)
+    .setInferShape(sgd_shape)
+    .setMutateInputs(half_sgd_mutate);
 
 MXReturnValue initialize(int version) {
   if (version >= 10700) return MX_SUCCESS;

@@ -205,7 +205,7 @@ def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str 
     if unknown:
         raise TypeError(
             f"{name} with negatives={negatives!r} has no option {', '.join(unknown)}; legal are "
-            f"{', '.join(sorted(defaults))} and ctx, store, chunk, seed, negatives"
+            f"{', '.join(sorted(defaults))} and ctx, store, dtype, chunk, seed, negatives"
         )
     return LossSpec(name, criterion, negatives, sampler, {**defaults, **chosen})
 
@@ -246,6 +246,7 @@ def create(
     seed: int = 0,
     negatives: str | None = None,
     group: Group | None = None,
+    dtype: str = "float32",
     **options,
 ) -> Head:
     """Make a head by its name.
@@ -271,6 +272,10 @@ def create(
     group : Group, optional
         The processes that share the classes, each with the same number of devices; by default this
         process alone.
+    dtype : {"float32", "float16", "bfloat16"}
+        What class weights and momenta are kept as. The 2-byte types need ``store="host"`` and
+        ``sgd``, and half the memory. Products and updates are float32 in any case; an update rounds
+        at random, as a function of (seed, step, class), so that its mean is exact.
     **options
         ``scale``; of the criterion, such as ``d`` or ``m1, m2, m3``; of the negatives:
         ``sample_rate``; for classes ``correction`` (None or "logq"); for rows ``mean_over_rows``;
@@ -294,7 +299,7 @@ def create(
         whole_number("chunk", chunk, 1)
     if store not in STORES:
         raise ValueError(f"store must be one of {', '.join(STORES)}, not {store!r}")
-    kind = find_store(store)
+    kind = find_store(store, dtype)
     if kind.needs_sampled_classes and spec.sampled_share is None:
         raise ValueError(
             f"store={store!r} copies the class rows of a step to the devices, and here a step uses "

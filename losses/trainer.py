@@ -12,7 +12,7 @@ from mxnet import nd
 from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, set_rows, take_rows
 from dsoftmax.losses.stores.base import state_name
 from dsoftmax.losses.update import StaleGradientError
-from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays
+from dsoftmax.recognition.common.arrays import Blocks, map_arrays, save_arrays
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
@@ -114,9 +114,7 @@ class HeadTrainer:
             class_rows = None
         if shard.home != shard.device:
             gradient = RowGradient(gradient.whole().as_in_context(shard.home))
-        # MXNet counts the updates by device and array. Here a step is one, for every block.
-        self._optimizer._set_current_context(0)
-        self._optimizer._index_update_count[number] = self._updates
+        self._count_update(number)
         if type(self._optimizer) is mx.optimizer.SGD:
             self._optimizer._update_count(number)
             self._sgd(number).update(weight, state, class_rows, gradient, self._workspaces[number])
@@ -124,6 +122,14 @@ class HeadTrainer:
             self._optimizer.update(number, weight, gradient.whole(), state)
         else:
             self._update_some(number, weight, state, class_rows, gradient.whole())
+
+    def _count_update(self, number: int) -> None:
+        """Tell the optimizer which update comes next.
+
+        MXNet counts the updates by device and array. Here a step is one, for every block.
+        """
+        self._optimizer._set_current_context(0)
+        self._optimizer._index_update_count[number] = self._updates
 
     def _update_some(self, number: int, weight, state, class_rows: np.ndarray, gradient) -> None:
         """Update some class rows by the optimizer's dense update of a copy of them.
@@ -203,26 +209,25 @@ class HeadTrainer:
 
     def _read_file(self, path: str) -> tuple[dict, dict[str, np.ndarray], dict[str, np.ndarray]]:
         """Return the facts of a file, the optimizer's arrays (K, D) and the sampler's, by name."""
-        content = load_arrays(path)
+        content = map_arrays(path)  # memory may hold the optimizer's arrays once, not twice
         if "facts" not in content:
             raise ValueError(f"{path}: not the state of a head's trainer")
-        facts = json.loads(content.pop("facts").asnumpy().tobytes())
+        facts = json.loads(content.pop("facts").tobytes())
         if facts["optimizer"] != type(self._optimizer).__name__:
             raise ValueError(
                 f"{path}: the state is {facts['optimizer']}'s, not "
                 f"{type(self._optimizer).__name__}'s"
             )
         of_sampler = [name for name in content if name.startswith(SAMPLER)]
-        sampler_state = {name[len(SAMPLER) :]: content.pop(name).asnumpy() for name in of_sampler}
-        arrays = {name: array.asnumpy() for name, array in content.items()}
-        if set(arrays) != set(self._state_names()) or any(
-            len(array) != self._head.num_classes for array in arrays.values()
+        sampler_state = {name[len(SAMPLER) :]: np.array(content.pop(name)) for name in of_sampler}
+        if set(content) != set(self._state_names()) or any(
+            len(array) != self._head.num_classes for array in content.values()
         ):
             raise ValueError(
                 f"{path}: the state is not that of {self._head.num_classes} classes with these "
                 "options of the optimizer"
             )
-        return facts, arrays, sampler_state
+        return facts, content, sampler_state
 
     def _state_names(self) -> list[str]:
         """Return the names under which the store keeps the states of the optimizer."""

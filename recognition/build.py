@@ -63,6 +63,7 @@ def _make_head(plan: Plan) -> losses.Head:
         embedding_size=s.embedding_size,
         ctx=plan.contexts if plan.is_class_parallel else plan.contexts[:1],
         store=s.store,
+        dtype=s.class_dtype,
         chunk=s.chunk,
         seed=s.seed,
         group=plan.group,

@@ -46,6 +46,8 @@ class HeadSize(NamedTuple):
         How many share the classes; devices are counted over all processes.
     store : str
         The name of a store.
+    dtype : str
+        What it keeps class weights as.
     chunk : int, optional
         Classes at a time.
     sampled_share : float, optional
@@ -61,6 +63,7 @@ class HeadSize(NamedTuple):
     devices: int = 1
     processes: int = 1
     store: str = "device"
+    dtype: str = "float32"
     chunk: int | None = None
     sampled_share: float | None = None
     momentum: float = 0.0
@@ -68,7 +71,7 @@ class HeadSize(NamedTuple):
 
     def stored(self) -> StoreMemory:
         """Return the bytes of class weights and momenta, where they are stored."""
-        return find_store(self.store).memory(
+        return find_store(self.store, self.dtype).memory(
             self.num_classes,
             self.embedding_size,
             self.devices,
@@ -156,7 +159,7 @@ def check_fits(estimate: Estimate, free: int, where: str, is_sampled: bool) -> N
     if estimate.classes + estimate.logits > estimate.total / 2:
         advice.append("more devices with --class-parallel")
         if is_sampled:
-            advice.append("--store host")
+            advice.append("--store host, with --class-dtype float16 if that is not enough")
         else:
             advice.append("a loss with sampled classes (--loss dsoftmax_k)")
     raise ValueError(

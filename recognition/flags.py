@@ -11,7 +11,7 @@ import ast
 from dataclasses import dataclass
 from typing import Any, Callable, Sequence
 
-from dsoftmax.losses.stores import STORES
+from dsoftmax.losses.stores import DTYPES, STORES
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.common.checks import at_least
 from dsoftmax.recognition.common.cli import default_threads, image_size, rate
@@ -344,6 +344,13 @@ FLAGS = (
         "where class weights are kept (default: device, but server for sampled classes with "
         "dist_sync)",
         choices=tuple(STORES),
+    ),
+    Flag(
+        "class-dtype",
+        "devices",
+        "what class weights and momenta are kept as; float16 and bfloat16 need --store host",
+        default="float32",
+        choices=DTYPES,
     ),
     Flag("chunk", "devices", "classes at a time, to save memory (default: all)", int, least=1),
     # --- saving

@@ -239,6 +239,7 @@ class Plan:
             devices=self.group.size * (len(contexts) if self.is_class_parallel else 1),
             processes=self.group.size,
             store=s.store,
+            dtype=s.class_dtype,
             chunk=s.chunk,
             sampled_share=s.loss_spec().sampled_share,
             momentum=s.mom,

@@ -17,7 +17,7 @@ from easydict import EasyDict
 
 from dsoftmax.losses import presets
 from dsoftmax.losses.presets import LossSpec
-from dsoftmax.losses.stores import default_store
+from dsoftmax.losses.stores import default_store, find_store
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.common.checks import did_you_mean
 from dsoftmax.recognition.common.preflight import check_mxnet
@@ -226,10 +226,15 @@ def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[
     except TypeError as error:  # an option of another loss
         raise ValueError(f"--loss {args.loss}: {error}") from None
     has_servers, is_sampled = args.kvstore == "dist_sync", loss.sampled_share is not None
+    store = args.store or default_store(has_servers, is_sampled)
+    try:
+        find_store(store, args.class_dtype)
+    except ValueError as error:
+        raise ValueError(f"--class-dtype {args.class_dtype}: {error}") from None
     parallel = args.class_parallel
     return {
         "loss_options": {"preset": loss.name, **loss.options},
-        "store": args.store or default_store(has_servers, is_sampled),
+        "store": store,
         "class_parallel": None if parallel is None else bool(parallel),
         "fc7_lr_mult": config.get("fc7_lr_mult", 1.0),
         "fc7_wd_mult": config.get("fc7_wd_mult", 1.0),

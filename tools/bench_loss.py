@@ -25,6 +25,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING, Any
 
 from dsoftmax.eval import plots
+from dsoftmax.losses.stores import DTYPES
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json, rate
 from dsoftmax.recognition.common.distributed.role import is_worker
 from dsoftmax.tools.benchmarks import job_process
@@ -60,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=LOSSES,
         metavar="LOSS",
         help="presets, each with settings that differ from the other flags: LOSS:devices=cpu:2,"
-        "store=host,chunk=8192,sample_rate=1/8,classes=1000",
+        "store=host,dtype=float16,chunk=8192,sample_rate=1/8,classes=1000",
     )
     parser.add_argument(
         "--distributed",
@@ -79,6 +80,10 @@ def build_parser() -> argparse.ArgumentParser:
     head.add_argument(
         "--store", choices=("device", "host"), default="device", help="where class weights are"
     )
+    head.add_argument(
+        "--dtype", choices=DTYPES, default="float32", help="what class weights are kept as"
+    )
+    head.add_argument("--momentum", type=float, default=0.9, help="0 for none, and no memory of it")
     head.add_argument("--chunk", type=int, help="classes at a time; by default all")
     steps = parser.add_argument_group("steps")
     steps.add_argument("--warm-ups", type=int, default=20, help="steps that do not count")
@@ -123,6 +128,10 @@ def check_distributed(contenders: list[Contender], args: argparse.Namespace) -> 
             "--distributed measures losses of sampled classes, as dsoftmax_k and rand_softmax, not "
             f"{contender.loss}"
         )
+    if contender.dtype != "float32":
+        raise ValueError("--distributed: parameter servers keep float32: leave --dtype out")
+    if contender.momentum == 0:
+        raise ValueError("--distributed: parameter servers always keep momenta")
     if contender.store != "device":
         raise ValueError("--distributed compares the stores: leave --store out")
     return contender

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Iterator, NamedTuple
 
 import mxnet as mx
@@ -107,9 +109,12 @@ class ClassStore:
         Whether the devices must take turns.
     needs_sampled_classes : bool
         Whether the store only serves steps that use a sample of the classes.
+    largest_shard : int
+        The most numbers of a shard. A device whose classes have more gets several shards.
     """
 
     needs_sampled_classes: ClassVar[bool] = False
+    largest_shard: ClassVar[int] = sys.maxsize
 
     def __init__(
         self, num_classes: int, width: int, contexts: list[mx.Context], group: Group = ALONE
@@ -119,19 +124,28 @@ class ClassStore:
         count = len(contexts) * group.size
         if group.size > 1 and num_classes < count:
             raise ValueError(f"{num_classes} classes can't be shared by {count} devices")
-        self._borders = [num_classes * i // count for i in range(count + 1)]
+        self._borders = [0]  # of all shards of all processes
+        self.shards: list[Shard] = []
         first = len(contexts) * group.rank
-        borders = zip(self._borders[first:], self._borders[first + 1 :], contexts)
-        self.shards = [
-            self._make_shard(start, stop, context)
-            for start, stop, context in borders
-            if stop > start  # fewer classes than devices
-        ]
+        for device in range(count):
+            stop = num_classes * (device + 1) // count
+            for start, border in self._cut(self._borders[-1], stop):
+                if 0 <= device - first < len(contexts):
+                    self.shards.append(self._make_shard(start, border, contexts[device - first]))
+                self._borders.append(border)
         # OpenBLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each
         # on several cores. Without the compiled operators a step needs it even beside oneDNN.
         on_cpu = [shard.device for shard in self.shards if shard.device.device_type == "cpu"]
         is_safe = all(way(cpu) == "onednn" and operators.serve(cpu) for cpu in on_cpu)
         self.one_at_a_time = len(on_cpu) > 1 and not is_safe
+
+    def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
+        """Cut the classes of a device into as few and as equal shards as possible."""
+        most = max(self.largest_shard // self.shape[1], 1)
+        parts = math.ceil((stop - start) / most)
+        for part in range(parts):  # none if there are fewer classes than devices
+            first, last = ((stop - start) * place // parts for place in (part, part + 1))
+            yield start + first, start + last
 
     def _make_shard(self, start: int, stop: int, device: mx.Context) -> Shard:
         raise NotImplementedError
@@ -206,7 +220,7 @@ class ClassStore:
 
     def describe(self) -> str:
         """Say where the weights live, and where they are computed with."""
-        where = ", ".join(self._describe_shard(shard) for shard in self.shards)
+        where = ", ".join(dict.fromkeys(map(self._describe_shard, self.shards)))
         if self.group.size > 1:
             where += f" and those of {self.group.size - 1} more processes"
         return where

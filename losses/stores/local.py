@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, ClassVar, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +19,7 @@ from dsoftmax.losses.stores.base import (
 )
 from dsoftmax.losses.trainer import HeadTrainer
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.memory import available_bytes
 
 LARGEST_ARRAY = (1 << 31) - 1  # elements MXNet 1.9.1 can index
 
@@ -34,16 +35,17 @@ class LocalShard(Shard):
         D.
     device, home : mx.Context
         Where the products are computed, and where the weights are stored.
+
+    Attributes
+    ----------
+    weight : (stop - start, D)
     """
+
+    dtype: ClassVar[str] = "float32"  # of the weights, to MXNet
 
     def __init__(self, start: int, stop: int, width: int, device: mx.Context, home: mx.Context):
         super().__init__(start, stop, device, home)
-        if (stop - start) * width > LARGEST_ARRAY:
-            raise ValueError(
-                f"{stop - start} classes of width {width} are more than an array of MXNet holds "
-                f"({LARGEST_ARRAY} numbers): split them over more contexts"
-            )
-        self.weight = nd.zeros((stop - start, width), ctx=home)
+        self.weight = nd.zeros((stop - start, width), ctx=home, dtype=self.dtype)
 
     def take(self, class_rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:
         """Return the weights of some classes, (n, D) where they are stored."""
@@ -57,11 +59,28 @@ class LocalShard(Shard):
 class LocalStore(ClassStore):
     """Class weights in arrays of this process, one per shard."""
 
+    largest_shard = LARGEST_ARRAY
+
     def __init__(
         self, num_classes: int, width: int, contexts: list[mx.Context], group: Group = ALONE
     ):
+        self._check_room(num_classes, width, contexts, group)
         super().__init__(num_classes, width, contexts, group)
         self._arrays = {WEIGHT: [shard.weight for shard in self.shards]}
+
+    def _check_room(
+        self, num_classes: int, width: int, contexts: list[mx.Context], group: Group
+    ) -> None:
+        """Refuse weights that don't fit, before MXNet fails or the system ends the process."""
+        devices = len(contexts) * group.size
+        needed = self.memory(num_classes, width, devices, group.size, copies=1)
+        on_cpus = sum(context.device_type == "cpu" for context in contexts)
+        here, free = needed.host + on_cpus * needed.device, available_bytes()
+        if here > free:
+            raise ValueError(
+                f"{num_classes} class weights of width {width} need {here / 1e9:.1f} GB in the "
+                f"host's memory, where {free / 1e9:.1f} GB are free"
+            )
 
     def keep(self, name: str, parts: list[nd.NDArray]) -> None:
         """Take up another array, (classes, D) per shard, to be read and written by its name."""
@@ -78,7 +97,7 @@ class LocalStore(ClassStore):
             block = None
             for shard, part in zip(self.shards, self._arrays[name]):
                 if shard.start <= start and stop <= shard.stop:
-                    block = part[start - shard.start : stop - shard.start].as_in_context(mx.cpu(0))
+                    block = self._read_rows(part, start - shard.start, stop - shard.start)
             if self.group.size > 1:
                 if block is None:
                     block = nd.zeros((stop - start, self.shape[1]), ctx=mx.cpu(0))
@@ -107,7 +126,15 @@ class LocalStore(ClassStore):
         for shard, part in zip(self.shards, self._arrays[name]):
             low, high = max(start, shard.start), min(stop, shard.stop)
             if low < high:
-                part[low - shard.start : high - shard.start] = rows[low - start : high - start]
+                self._write_rows(part, low - shard.start, rows[low - start : high - start])
+
+    def _read_rows(self, part: nd.NDArray, start: int, stop: int) -> nd.NDArray:
+        """Return rows of an array, float32 on the CPU."""
+        return part[start:stop].as_in_context(mx.cpu(0))
+
+    def _write_rows(self, part: nd.NDArray, start: int, rows: nd.NDArray | np.ndarray) -> None:
+        """Set rows of an array from `start` on."""
+        part[start : start + len(rows)] = rows
 
     def _ranges(self) -> Iterator[tuple[int, int]]:
         """Cut the classes into ranges, none of which is in two shards."""
@@ -121,7 +148,15 @@ class LocalStore(ClassStore):
 
     def all_finite(self) -> bool:
         """Say whether the weights of this process hold neither NaN nor infinity."""
-        return all(bool(np.isfinite(shard.weight.asnumpy()).all()) for shard in self.shards)
+        return all(
+            bool(
+                np.isfinite(
+                    shard.block(start, min(start + CARRIED_AT_ONCE, len(shard))).asnumpy()
+                ).all()
+            )
+            for shard in self.shards
+            for start in range(0, len(shard), CARRIED_AT_ONCE)
+        )
 
 
 class DeviceStore(LocalStore):

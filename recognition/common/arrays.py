@@ -84,6 +84,59 @@ def load_arrays(path: str | os.PathLike) -> dict[str, Any]:
     return arrays
 
 
+def map_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
+    """Load arrays that `save_arrays` saved without reading them: each is a view of the file.
+
+    For arrays that MXNet can't hold, or memory not twice.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, is no parameter file, or holds arrays without names.
+    """
+    path = os.fspath(path)
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path}: there is no such file")
+    try:
+        with open(path, "rb") as file:
+            names, arrays = _map(path, file)
+    except (struct.error, ValueError, IndexError, MemoryError):
+        raise ValueError(f"{path}: not a parameter file, or not a whole one") from None
+    if len(names) != len(arrays):
+        raise ValueError(f"{path}: its parameters have no names")
+    return dict(zip(names, arrays))
+
+
+def _map(path: str, file: IO[bytes]) -> tuple[list[str], list[np.ndarray]]:
+    """Return the names and the arrays of a file; raise if it is not as `write_arrays` writes it."""
+
+    def read(form: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
+
+    size = os.fstat(file.fileno()).st_size
+    magic, _, count = read("3Q")
+    if magic != 0x112:
+        raise ValueError("not a parameter file")
+    arrays = []
+    for _ in range(count):
+        kind, storage, axes = read("Iii")
+        if kind != 0xF993FAC9 or storage or not 0 < axes < 32:
+            raise ValueError("not a dense array")
+        shape = read(f"{axes}q")
+        dtype = np.dtype(_TYPES[read("3i")[2]])
+        start = file.tell()
+        stop = start + math.prod(shape) * dtype.itemsize
+        if min(shape) < 1 or stop > size:
+            raise ValueError("the numbers are missing")
+        file.seek(stop)
+        arrays.append(np.memmap(path, dtype, "r", start, shape))
+    (named,) = read("Q")
+    names = [read(f"{read('Q')[0]}s")[0].decode() for _ in range(min(named, count))]
+    if file.tell() != size:
+        raise ValueError("not a whole file")
+    return names, arrays
+
+
 def write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
     """Write arrays by name to an open file, in the format of ``nd.save``."""
     file.write(struct.pack("<3Q", 0x112, 0, len(arrays)))

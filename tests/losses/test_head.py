@@ -373,6 +373,7 @@ def test_a_class_weight_that_is_no_number_shows_in_the_loss(
     if with_operators and not operators.load():
         pytest.skip("the operators are not built here")
     monkeypatch.setattr(operators, "_is_loaded", with_operators)
+    monkeypatch.setenv(operators.SWITCH, str(int(with_operators)))
     if losses.resolve(preset).negatives != "all":
         options = {"sample_rate": 1.0, **options}
     head = losses.create(preset, 20, 6, **options)
@@ -478,9 +479,12 @@ class TestErrors:
             ({"num_classes": 0}, ValueError, "num_classes must be a whole number, 1 or more"),
             ({"chunk": 0}, ValueError, "chunk must be a whole number"),
             ({"store": "disk"}, ValueError, "store must be one of device, host"),
+            ({"dtype": "float8"}, ValueError, "Legal are float32, float16, bfloat16"),
+            ({"dtype": "float16"}, ValueError, "which store='host' can"),
+            ({"store": "server", "dtype": "bfloat16"}, ValueError, "which store='host' can"),
             ({"store": "host"}, ValueError, "choose a loss with sampled classes"),
             ({"sample_rate": 0.5, "correction": "x"}, ValueError, "None or 'logq', not 'x'"),
-            ({"num_classes": 1 << 30, "embedding_size": 512}, ValueError, "more contexts"),
+            ({"num_classes": 1 << 30, "embedding_size": 512}, ValueError, "need 2199.0 GB in"),
         ],
     )
     def test_bad_options(self, options, error, message):

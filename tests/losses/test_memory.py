@@ -53,6 +53,7 @@ MEGABYTES = 6
         ("arcface", {"contexts": 2}),
         ("dsoftmax_k", {"sample_rate": 0.1}),
         ("dsoftmax_k", {"sample_rate": 0.1, "store": "host", "contexts": 2}),
+        ("dsoftmax_k", {"sample_rate": 0.1, "store": "host", "dtype": "float16", "contexts": 2}),
         ("dsoftmax_b", {"sample_rate": 0.1}),
         ("hf_softmax", {"sample_rate": 0.1, "trees": 2}),
         ("arcface", {"parts": 3}),

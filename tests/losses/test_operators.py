@@ -22,6 +22,7 @@ def both_ways(monkeypatch, function):
     """Return what a function returns with the operators and without."""
     fast = function()
     monkeypatch.setattr(operators, "_is_loaded", False)
+    monkeypatch.setenv(operators.SWITCH, "0")
     return fast, function()
 
 

@@ -10,6 +10,7 @@ import pytest
 from mxnet import autograd, nd
 
 from dsoftmax import losses
+from dsoftmax.losses.stores.local import LocalStore
 
 RATES = {"dsoftmax_b": 0.5, "dsoftmax_k": 0.3, "rand_softmax": 0.3, "rand_arcface": 0.3}
 SAMPLED = ["dsoftmax_k", "rand_softmax", "rand_arcface", "hf_softmax"]
@@ -172,6 +173,24 @@ def test_the_split_is_exact():
         (7, 10),
     ]
     assert [shard.weight.context for shard in head.store.shards] == [mx.cpu(i) for i in range(4)]
+
+
+@pytest.mark.parametrize("preset", ["dsoftmax", "rand_softmax", "hf_softmax"])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_device_with_more_classes_than_an_array_holds(preset, devices, monkeypatch):
+    contexts = [mx.cpu(i) for i in range(devices)]
+    expected = train(preset, ctx=contexts)
+    description = repr(losses.create(preset, 23, 6, ctx=contexts))
+    monkeypatch.setattr(LocalStore, "largest_shard", 6 * 4 + 5)
+    assert_same(train(preset, ctx=contexts), expected)
+    head = losses.create(preset, 23, 6, ctx=contexts)
+    assert repr(head) == description
+    shards = head.store.shards
+    assert max(len(shard) for shard in shards) == 4
+    assert len(shards) == 6
+    assert (shards[0].start, shards[-1].stop) == (0, 23)
+    assert [shard.stop for shard in shards[:-1]] == [shard.start for shard in shards[1:]]
+    assert [shard.device for shard in shards] == sorted(contexts * (6 // devices), key=str)
 
 
 def test_class_weights_load_on_any_number_of_devices(rng):

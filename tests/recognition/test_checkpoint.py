@@ -45,11 +45,12 @@ def rewrite_facts(state, **changes):
         {},
         {"devices": "cpu:2", "per_batch_size": 4, "kvstore": "local"},
         {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host"},
+        {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host", "class_dtype": "float16"},
         {"loss": "sphereface"},
         {"config": "dropout.py", "lr_schedule": "cosine"},
         {"config": "dropout.py", "loss": "dsoftmax_b", "accumulate": 2, "per_batch_size": 4},
     ],
-    ids=["plain", "two devices", "host store", "annealed", "dropout", "micro-batches"],
+    ids=["plain", "two devices", "host store", "float16", "annealed", "dropout", "micro-batches"],
 )
 def test_the_same_bits(flags, changes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -37,6 +37,8 @@ def test_where_class_weights_are_stored():
     assert HEAD.stored() == (STORED, 0, 0)
     assert HEAD._replace(store="host").stored() == (0, STORED, 0)
     assert HEAD._replace(store="host", processes=4).stored() == (0, STORED / 4, 0)
+    for dtype in ("float16", "bfloat16"):
+        assert HEAD._replace(store="host", dtype=dtype).stored() == (0, STORED / 2, 0)
     assert HEAD._replace(store="server", processes=4).stored() == (0, 0, STORED)
 
 

@@ -244,6 +244,17 @@ def test_settings_can_not_be_changed_and_survive_json():
     assert {"architecture", "network_options", "fc7_wd_mult", "mirror", "store"} <= set(saved)
 
 
+def test_types_of_class_weights():
+    sampled = ["--loss", "dsoftmax_k"]
+    assert parse(sampled).class_dtype == "float32"
+    assert parse([*sampled, "--store", "host", "--class-dtype", "float16"]).class_dtype == "float16"
+    for more in ([], ["--kvstore", "dist_sync"]):
+        with pytest.raises(ValueError, match=r"--class-dtype bfloat16: .* which store='host' can"):
+            parse([*sampled, "--class-dtype", "bfloat16", *more])
+    with pytest.raises(SystemExit):
+        parse(["--class-dtype", "float8"])
+
+
 def test_options_of_a_loss_without_a_flag():
     options = ["--loss-option", "trees=9", "--loss-option", "correction=None"]
     found = parse(["--loss", "hf_softmax", *options])

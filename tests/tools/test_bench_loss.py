@@ -119,6 +119,16 @@ def test_the_floor_has_the_shapes_of_the_step(loss, devices, rows, monkeypatch):
             assert logits.shape == (batch, len(weight))
 
 
+def test_numbers_of_two_bytes(capsys, in_this_process):
+    names = ["dsoftmax_k", "dsoftmax_k:dtype=float32", "dsoftmax_k:momentum=0", "dsoftmax"]
+    out = run(capsys, "--store=host", "--dtype=bfloat16", "--json", "--losses", *names)
+    results = json.loads(out)["results"]
+    assert [result["dtype"] for result in results] == ["bfloat16", "float32", "bfloat16", "float32"]
+    assert [result["store"] for result in results] == ["host", "host", "host", "device"]
+    bytes_of_row = [result["bytes_read"] / result["rows"] for result in results]
+    assert bytes_of_row == [2 * 2 * 8, 2 * 4 * 8, 2 * 8, 2 * 4 * 8]
+
+
 def test_groups(monkeypatch):
     some = [contender(name=str(number)) for number in range(5)]
     need = some[0].bytes_needed
@@ -137,8 +147,10 @@ def test_groups(monkeypatch):
     ("arguments", "message"),
     [
         (["--losses", "bsoftmax"], "--losses: there is no 'bsoftmax'; legal are softmax"),
-        (["--losses", "dsoftmax:cores=3"], "'cores' is none of devices, store, chunk"),
+        (["--losses", "dsoftmax:cores=3"], "'cores' is none of devices, store, dtype"),
         (["--losses", "dsoftmax:devices=tpu"], "devices are cpu, gpu"),
+        (["--losses", "dsoftmax_k:dtype=float16"], "which store='host' can"),
+        (["--losses", "dsoftmax_k", "--distributed", "--store=host", "--dtype=float16"], "float32"),
         (["--losses", "dsoftmax:store=host"], "store='host' copies the class rows of a step"),
     ],
 )

@@ -30,7 +30,7 @@ from dsoftmax.tools.benchmarks.measuring import Isolated
 COPIED_FLOATS = 1 << 26  # far more than any cache holds
 FLOOR_CLASSES = 1 << 16  # at a time: more are no faster
 SWEEP_ROWS = 100_000  # a sweep leaves out steps with more class weights: they take too long
-OPTIMIZER = {"learning_rate": 0.1, "momentum": 0.9, "wd": 5e-4}
+OPTIMIZER = {"learning_rate": 0.1, "wd": 5e-4}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +44,8 @@ class Contender:
     sample_rate: float
     devices: str = "cpu"
     store: str = "device"
+    dtype: str = "float32"
+    momentum: float = 0.9
     chunk: int | None = None
     name: str = ""
 
@@ -61,15 +63,25 @@ class Contender:
 
     @property
     def bytes_of_weights(self) -> int:
-        """Size of all class weights, which is also the size of all momenta."""
-        return 4 * self.classes * self.width
+        """Size of all class weights, which is also the size of all momenta if there are any."""
+        return self.bytes_of_number * self.classes * self.width
+
+    @property
+    def bytes_of_number(self) -> int:
+        """Bytes of a number of the class weights."""
+        return 4 if self.dtype == "float32" else 2
+
+    @property
+    def bytes_stored(self) -> int:
+        """Size of all class weights and momenta."""
+        return self.bytes_of_weights * (2 if self.momentum else 1)
 
     @property
     def bytes_needed(self) -> int:
         """Estimate the memory, to decide how many contenders run at once."""
         logits = 2 * 4 * self.batch_size * min(self.rows, self.chunk or self.rows)
         forest = self.classes * 600 if self.negatives == "forest" else 0
-        return 2 * self.bytes_of_weights + logits + forest + (1 << 29)
+        return self.bytes_stored + logits + forest + (1 << 29)
 
     def make_head(self, group: Group) -> losses.Head:
         """Create the head, or this process's part of it if a group shares the classes."""
@@ -82,6 +94,7 @@ class Contender:
             self.width,
             ctx=contexts(self.devices),
             store=self.store,
+            dtype=self.dtype,
             chunk=self.chunk,
             seed=1,
             group=group,
@@ -94,20 +107,26 @@ def parse_contender(text: str, args: argparse.Namespace) -> Contender:
     loss, _, changes = text.partition(":")
     if loss not in losses.names():
         raise ValueError(f"--losses: there is no {loss!r}; legal are {', '.join(losses.names())}")
-    parsers = {"devices": str, "store": str, "chunk": int, "sample_rate": rate, "classes": int}
+    parsers = {
+        "devices": str,
+        "store": str,
+        "dtype": str,
+        "momentum": float,
+        "chunk": int,
+        "sample_rate": rate,
+        "classes": int,
+    }
     changed = {}
     for change in changes.split(",") if changes else ():
         key, _, value = change.partition("=")
         if key not in parsers:
             raise ValueError(f"--losses {text}: {key!r} is none of {', '.join(parsers)}")
         changed[key] = parsers[key](value)
-    common = {
-        key: getattr(args, key)
-        for key in ("classes", "width", "batch_size", "sample_rate", "devices", "store", "chunk")
-    }
+    common = {key: getattr(args, key) for key in ("width", "batch_size", *parsers)}
     sampled = resolve(loss).sampled_share is not None
     if not sampled and "store" not in changed:
-        common["store"] = "device"  # only sampled classes can be in the host's memory
+        # only sampled classes can be in the host's memory, and only there in 2 bytes
+        common.update(store="device", dtype="float32")
     return Contender(loss=loss, name=text, **{**common, **changed})
 
 
@@ -132,9 +151,10 @@ class Bench:
         before = resident_bytes()
         self.head = contender.make_head(group)
         self.head.initialize(mx.init.Normal(0.01))
-        self.trainer = self.head.trainer("sgd", OPTIMIZER)
+        optimizer = {**OPTIMIZER, "momentum": contender.momentum}
+        self.trainer = self.head.trainer("sgd", optimizer)
         nd.waitall()
-        self._base = before + 2 * contender.bytes_of_weights
+        self._base = before + contender.bytes_stored
         self._random = np.random.default_rng(1)  # the same in all processes
         embeddings = self._random.normal(size=(contender.batch_size, contender.width))
         self.embeddings = nd.array(embeddings, ctx=contexts(contender.devices)[0])
@@ -312,7 +332,7 @@ def measure(contenders: list[Contender], warm_ups: int, steps: int) -> list[dict
                         bar.update(1)
             for number, contender in enumerate(group):
                 summary = summarize(taken[number], floors[number], memories[number])
-                moved = weights_moved(processes[number].call("rows"), contender.width)
+                moved = weights_moved(processes[number].call("rows"), contender)
                 moved["copy_bandwidth"] = bandwidths[number]
                 results.append(
                     {**dataclasses.asdict(contender), **summary, **moved, "together_with": names}
@@ -345,9 +365,9 @@ def summarize(
     }
 
 
-def weights_moved(rows: int, width: int) -> dict[str, int]:
+def weights_moved(rows: int, contender: Contender) -> dict[str, int]:
     """Return the bytes of weights and momenta that a step reads and writes."""
-    moved = 2 * 4 * rows * width
+    moved = rows * contender.bytes_stored // contender.classes
     return {"rows": rows, "bytes_read": moved, "bytes_written": moved}
 
 

@@ -3,7 +3,13 @@ import numpy as np
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays, size_of
+from dsoftmax.recognition.common.arrays import (
+    Blocks,
+    load_arrays,
+    map_arrays,
+    save_arrays,
+    size_of,
+)
 
 
 def test_files_are_those_of_mxnet(tmp_path, rng):
@@ -47,17 +53,34 @@ def test_arrays_are_loaded_as_they_were_saved(tmp_path, rng):
         np.testing.assert_array_equal(loaded[name].asnumpy(), array)
 
 
-def test_files_that_cannot_be_loaded(tmp_path):
+def test_arrays_are_mapped_as_mxnet_loads_them(tmp_path, rng):
+    arrays = {
+        f"{dtype} {shape} é": mx.nd.array(rng.integers(0, 2, shape), dtype=dtype)
+        for dtype in ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")
+        for shape in [(1,), (3, 2), (2, 1, 3, 4)]
+    }
+    mx.nd.save(str(tmp_path / "file"), arrays)
+    mapped = map_arrays(tmp_path / "file")
+    assert list(mapped) == list(arrays)
+    for name, array in arrays.items():
+        assert mapped[name].dtype == array.dtype
+        np.testing.assert_array_equal(mapped[name], array.asnumpy())
+
+
+@pytest.mark.parametrize("load", [load_arrays, map_arrays])
+def test_files_that_cannot_be_loaded(tmp_path, load):
     path = tmp_path / "file"
     with pytest.raises(FileNotFoundError, match="file: there is no such file"):
-        load_arrays(path)
+        load(path)
     save_arrays(path, {"a": np.ones(1000, np.float32)})
-    path.write_bytes(path.read_bytes()[:1000])
-    with pytest.raises(ValueError, match="file: not a parameter file, or not a whole one"):
-        load_arrays(path)
+    whole = path.read_bytes()
+    for length in (0, 4, 30, 1000, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        with pytest.raises(ValueError, match="file: not a parameter file, or not a whole one"):
+            load(path)
     mx.nd.save(str(path), [mx.nd.ones(2)])
     with pytest.raises(ValueError, match="file: its parameters have no names"):
-        load_arrays(path)
+        load(path)
 
 
 @pytest.mark.parametrize("missing", [1, 1000, 5000, 15000])
