@@ -14,6 +14,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from dsoftmax.recognition.common.inner_products import InnerProducts
 from dsoftmax.recognition.common.progress import progress
 
 BLOCK_BYTES = 128 << 20  # of scores per block
@@ -87,8 +88,8 @@ def rank_distractors(
     order = np.random.default_rng(seed).permutation(among)
     sizes = sorted({*(size for size in sizes if 0 < size < count), count})
     width = max(BLOCK_BYTES // (4 * len(probes)), 1)
-    scores = np.empty(len(probes) * min(width, count), np.float32)
-    is_high = np.empty(len(scores), bool)
+    products = InnerProducts(probes, min(width, count))
+    is_high = np.empty(len(probes) * min(width, count), bool)
     best = np.full(len(probes), -np.inf, np.float32)
     best_at, start = [], 0
     top = _TopOfEach(len(probes), min(most, count))
@@ -98,16 +99,14 @@ def rank_distractors(
             while start < size:
                 # The first blocks are small: before there are floors, all their scores matter.
                 stop = min(start + min(width, max(start, 4 * most)), size)
-                shape = (len(probes), stop - start)
-                block = scores[: shape[0] * shape[1]].reshape(shape)
-                np.matmul(probes, distractors[order[start:stop]].T, out=block)
+                block = products(distractors[order[start:stop]])
                 np.maximum(best, block.max(axis=1), out=best)
                 floor = np.minimum(top.floor, highest.floor)
-                mask = is_high[: block.size].reshape(shape)
+                mask = is_high[: block.size].reshape(block.shape)
                 np.greater(block, floor[:, None], out=mask)
                 hits = np.flatnonzero(mask)
                 values = block.reshape(-1)[hits]
-                top.add((hits // shape[1]).astype(np.int32), values)
+                top.add((hits // block.shape[1]).astype(np.int32), values)
                 highest.add(values)
                 bar.update(stop - start)
                 start = stop

@@ -40,6 +40,7 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.inner_products import InnerProducts
 from dsoftmax.recognition.data.images import load_rgb
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -96,7 +97,7 @@ def search(
     parts = []
     for start in range(0, len(in_probes), PROBES_PER_BLOCK):
         block = slice(start, start + PROBES_PER_BLOCK)
-        scores = pooled.features[in_probes[block]] @ entries.T
+        scores = InnerProducts(pooled.features[in_probes[block]], len(entries))(entries)
         scores[pooled.is_empty[in_probes[block]]] = templates.FAILED
         scores[:, pooled.is_empty[in_gallery]] = templates.FAILED
         parts.append(metrics.identify(scores, probes[1][block], gallery[1]))

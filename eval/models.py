@@ -98,7 +98,7 @@ def saved_epochs(prefix: str) -> list[int]:
     return sorted(epochs, reverse=True)
 
 
-def load_model(name: ModelName, contexts: Sequence[mx.Context]) -> Embed:
+def load_model(name: ModelName, contexts: Sequence[mx.Context], rewrite: bool = True) -> Embed:
     """Load a network.
 
     Parameters
@@ -106,15 +106,22 @@ def load_model(name: ModelName, contexts: Sequence[mx.Context]) -> Embed:
     name : ModelName
     contexts : sequence of mx.Context
         Batches are split over them. An ONNX file runs on the first.
+    rewrite : bool
+        Compute the same embeddings by operators that are faster, if the network is a symbol and
+        all contexts are CPUs; see `dsoftmax.eval.graphs`.
     """
-    return _OnnxModel(name, contexts[0]) if name.is_onnx else _SymbolModel(name, contexts)
+    if name.is_onnx:
+        return _OnnxModel(name, contexts[0])
+    return _SymbolModel(name, contexts, rewrite)
 
 
 class _SymbolModel:
     """A symbol file with its parameters; pixels of 0 to 255, scaled inside the graph."""
 
-    def __init__(self, name: ModelName, contexts: Sequence[mx.Context]):
+    def __init__(self, name: ModelName, contexts: Sequence[mx.Context], rewrite: bool):
         mx = mxnet()
+        from dsoftmax.eval import graphs  # late, because it imports MXNet
+
         symbol_path, params_path = name.files()
         _check_files(name)
         self.name, self._contexts = name, list(contexts)
@@ -133,9 +140,11 @@ class _SymbolModel:
                 f"{params_path}: {len(missing)} parameters of {os.path.basename(symbol_path)} are "
                 f"not in it, {', '.join(missing[:3])} among them; is it another network's?"
             )
+        if rewrite and all(context.device_type == "cpu" for context in self._contexts):
+            output, saved = graphs.for_cpus(output, saved)
         self._block = mx.gluon.SymbolBlock(output, mx.sym.var(INPUT, dtype="float32"))
         parameters = self._block.collect_params()
-        for key in needed:
+        for key in set(output.list_inputs()) - {INPUT}:
             parameters[key]._load_init(saved[key], self._contexts)
         # Memory is planned once per shape: fresh memory is slow on CPUs.
         self._block.hybridize(static_alloc=True, static_shape=True)

@@ -24,7 +24,7 @@ from dsoftmax.losses.kernels import (
     product_over_batch,
     scale_rows,
 )
-from dsoftmax.losses.products import Product, times_transposed, transposed_times
+from dsoftmax.recognition.common.products import Product, times_transposed, transposed_times
 
 if TYPE_CHECKING:
     from dsoftmax.losses.step import StepInputs

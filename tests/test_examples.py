@@ -13,6 +13,7 @@ MODULES = [
     "dsoftmax.recognition.common.checks",
     "dsoftmax.recognition.common.cli",
     "dsoftmax.recognition.common.files",
+    "dsoftmax.recognition.common.inner_products",
     "dsoftmax.recognition.data.records",
     "dsoftmax.recognition.data.pipeline",
     "dsoftmax.recognition.networks.factory",

@@ -12,6 +12,7 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.inner_products import InnerProducts
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.common.vectors import normalized
 from dsoftmax.recognition.data.records import Records, RecordWriter
@@ -70,8 +71,9 @@ def nearest(queries: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.nda
     with progress(total=len(queries), desc="comparing", unit="identities") as bar:
         for q in range(0, len(queries), ROWS_PER_BLOCK):
             rows = slice(q, q + ROWS_PER_BLOCK)
+            products = InnerProducts(queries[rows], min(ROWS_PER_BLOCK, len(others)))
             for start in range(0, len(others), ROWS_PER_BLOCK):
-                cosines = queries[rows] @ others[start : start + ROWS_PER_BLOCK].T
+                cosines = products(others[start : start + ROWS_PER_BLOCK])
                 places = cosines.argmax(axis=1)
                 values = np.take_along_axis(cosines, places[:, None], axis=1)[:, 0]
                 better = values > best[rows]

@@ -123,18 +123,20 @@ class PReLU(HybridBlock):
         """Rectify `data`, (B, C, H, W)."""
         if not self.is_composed:
             return F.LeakyReLU(data, gamma, act_type="prelu", name="fwd")
-        positive = F.relu(data)
         (channels,) = self.gamma.shape
-        # Multiplying each channel by a number is a convolution of single channels.
+        options = {
+            "kernel": (1, 1),
+            "num_filter": channels,
+            "num_group": channels,
+            "no_bias": True,
+        }
+        # γ x + (1 - γ) max(x, 0). Multiplying each channel by a number is a convolution of single
+        # channels. All of these operators are oneDNN's, so that data stay in its layout: `F.relu`
+        # and subtraction are not.
         slopes = F.reshape(gamma, (-1, 1, 1, 1))
-        return positive + F.Convolution(
-            data - positive,
-            slopes,
-            kernel=(1, 1),
-            num_filter=channels,
-            num_group=channels,
-            no_bias=True,
-        )
+        positive = F.Activation(data, act_type="relu")
+        scaled = F.Convolution(data, slopes, **options)
+        return scaled + F.Convolution(positive, 1 - slopes, **options)
 
 
 def activation(kind: str, name: str) -> HybridBlock:

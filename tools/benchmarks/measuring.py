@@ -87,5 +87,7 @@ class Isolated:
 
     def stop(self) -> None:
         """End the process."""
+        self._connection.close()  # its end: a process that waits for a call leaves in order
+        self._process.join(timeout=5)
         self._process.terminate()
         self._process.join()

@@ -216,6 +216,16 @@ def test_prelu_composed_is_mxnets_own(rng):
         np.testing.assert_allclose(composed.asnumpy(), own.asnumpy(), rtol=1e-5, atol=1e-6)
 
 
+def test_prelu_composed_stays_in_the_layout_of_onednn(rng):
+    layer = PReLU("relu0")
+    layer.initialize()
+    layer(mx.nd.array(rng.normal(size=(2, 6, 5, 5))))
+    layer.is_composed = True
+    nodes = json.loads(layer(mx.sym.var("data")).tojson())["nodes"]
+    per_number = {"Activation", "Convolution", "elemwise_add"}  # the others see slopes alone
+    assert {node["op"] for node in nodes} == per_number | {"null", "Reshape", "_rminus_scalar"}
+
+
 def test_a_compiled_network_is_saved_with_mxnets_prelu(images, initialized):
     network = initialized("y1", image_size=(32, 32), multiplier=0.5)
     network(as_pixels(images()))

@@ -1,4 +1,4 @@
-"""The matrix products of a step, by the fastest way this machine has.
+"""Matrix products of MXNet's arrays, by the fastest way this machine has.
 
 On CPUs MXNet's wheel has two ways: `dot` is OpenBLAS, which does not use AVX-512, and
 `FullyConnected` is oneDNN. With AVX-512 oneDNN takes a half to a quarter of the time; without, both
