@@ -273,9 +273,9 @@ def create(
         The processes that share the classes, each with the same number of devices; by default this
         process alone.
     dtype : {"float32", "float16", "bfloat16"}
-        What class weights and momenta are kept as. The 2-byte types need ``store="host"`` and
-        ``sgd``, and half the memory. Products and updates are float32 in any case; an update rounds
-        at random, as a function of (seed, step, class), so that its mean is exact.
+        What class weights and momenta are kept as. The 2-byte types take half the memory and need
+        ``store="host"`` and ``sgd``. Products and updates are float32 in any case; an update is
+        rounded at random, as a function of (seed, step, class), so that its mean is exact.
     **options
         ``scale``; of the criterion, such as ``d`` or ``m1, m2, m3``; of the negatives:
         ``sample_rate``; for classes ``correction`` (None or "logq"); for rows ``mean_over_rows``;
