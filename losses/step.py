@@ -27,9 +27,9 @@ from dsoftmax.losses.kernels import (
     take_rows,
 )
 from dsoftmax.losses.log_sum_exp import BlockwiseLogSumExp, NegativeSums, combine_negatives
-from dsoftmax.losses.products import times
 from dsoftmax.losses.samplers import Draw
 from dsoftmax.losses.stores.base import ClassStore, Shard
+from dsoftmax.recognition.common.products import times
 
 
 class StepInputs(NamedTuple):

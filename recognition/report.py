@@ -8,8 +8,9 @@ import math
 import time
 from typing import Any, Iterator, NamedTuple
 
-from dsoftmax.losses import operators, products
+from dsoftmax.losses import operators
 from dsoftmax.losses.head import Head
+from dsoftmax.recognition.common import products
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.flops import format_flops
 from dsoftmax.recognition.plan import Plan

@@ -33,7 +33,8 @@ def main(_: argparse.Namespace) -> int:
     print(f"numpy {metadata.version('numpy')}, OpenCV {cv2.__version__}")
     print(f"{' '.join(mxnet_builds()) or 'mxnet'} {mx.__version__}, {mx.context.num_gpus()} GPUs")
 
-    from dsoftmax.losses import operators, products
+    from dsoftmax.losses import operators
+    from dsoftmax.recognition.common import products
 
     operators.load()
     print(f"on CPUs: products by {products.way(mx.cpu())}; {operators.describe()}")

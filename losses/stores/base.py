@@ -11,8 +11,8 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses import operators
-from dsoftmax.losses.products import way
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.products import way
 
 if TYPE_CHECKING:
     from dsoftmax.losses.head import Head
