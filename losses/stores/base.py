@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import os
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Iterator, NamedTuple
 
@@ -11,6 +12,7 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses import operators
+from dsoftmax.recognition.common.cli import default_threads
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.products import way
 
@@ -133,11 +135,8 @@ class ClassStore:
                 if 0 <= device - first < len(contexts):
                     self.shards.append(self._make_shard(start, border, contexts[device - first]))
                 self._borders.append(border)
-        # OpenBLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each
-        # on several cores. Without the compiled operators a step needs it even beside oneDNN.
         on_cpu = [shard.device for shard in self.shards if shard.device.device_type == "cpu"]
-        is_safe = all(way(cpu) == "onednn" and operators.serve(cpu) for cpu in on_cpu)
-        self.one_at_a_time = len(on_cpu) > 1 and not is_safe
+        self.one_at_a_time = len(on_cpu) > 1 and not _may_run_together(on_cpu)
 
     def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Cut the classes of a device into as few and as equal shards as possible."""
@@ -227,3 +226,17 @@ class ClassStore:
 
     def _describe_shard(self, shard: Shard) -> str:
         return str(shard.device)
+
+
+def _may_run_together(contexts: list[mx.Context]) -> bool:
+    """Say whether contexts of one CPU may compute at the same time.
+
+    OpenBLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each on
+    several cores; without the compiled operators a step needs it even beside oneDNN. Nor must the
+    threads of all contexts be more than the cores: they would only get in each other's way.
+    """
+    cores = default_threads()
+    threads = int(os.environ.get("OMP_NUM_THREADS") or max(cores // 2, 1))  # MXNet's default
+    return len(contexts) * threads <= cores and all(
+        way(cpu) == "onednn" and operators.serve(cpu) for cpu in contexts
+    )

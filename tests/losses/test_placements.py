@@ -10,7 +10,8 @@ import pytest
 from mxnet import autograd, nd
 
 from dsoftmax import losses
-from dsoftmax.losses.stores.local import LocalStore
+from dsoftmax.losses.stores import base
+from dsoftmax.losses.stores.local import DeviceStore, LocalStore
 
 RATES = {"dsoftmax_b": 0.5, "dsoftmax_k": 0.3, "rand_softmax": 0.3, "rand_arcface": 0.3}
 SAMPLED = ["dsoftmax_k", "rand_softmax", "rand_arcface", "hf_softmax"]
@@ -216,3 +217,25 @@ def test_initialization_depends_on_the_seed_alone():
     np.testing.assert_array_equal(weights(1, 1), weights(3, 1))
     assert not np.allclose(weights(1, 1), weights(1, 2))
     assert weights(1, 1).std() == pytest.approx(0.01, rel=0.5)
+
+
+@pytest.mark.parametrize(
+    ("threads", "cores", "with_operators", "way", "expected"),
+    [
+        ("1", 2, True, "onednn", False),
+        ("", 4, True, "onednn", False),  # MXNet takes half of the cores
+        ("2", 2, True, "onednn", True),
+        ("1", 2, False, "onednn", True),
+        ("1", 2, True, "dot", True),
+    ],
+)
+def test_contexts_take_turns_where_they_must(
+    threads, cores, with_operators, way, expected, monkeypatch
+):
+    monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    monkeypatch.setattr(base, "default_threads", lambda: cores)
+    monkeypatch.setattr(base, "way", lambda _: way)
+    monkeypatch.setattr(base.operators, "serve", lambda _: with_operators)
+    store = DeviceStore(10, 4, [mx.cpu(0), mx.cpu(1)])
+    assert store.one_at_a_time == expected
+    assert not DeviceStore(10, 4, [mx.cpu(0)]).one_at_a_time
