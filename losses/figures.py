@@ -57,5 +57,6 @@ class Figures(NamedTuple):
             "positive_cosine": float(self.z_y.mean().asscalar()),
             "negative_cosine": float(negatives.logit_sum.sum().asscalar()) / scale / max(count, 1),
             "max_negative_cosine": float(negatives.logit_max.max().asscalar()) / scale,
+            "negatives": sum(self._count_negatives()),
             "rows_touched": touched,
         }

@@ -302,7 +302,7 @@ class ForestClasses(RandomClasses):
     ----------
     store : ClassStore
         The class weights.
-    sample_rate, exclude_labels, seed
+    sample_rate, batch_classes, seed
         As for `RandomClasses`.
     trees : int
         More trees find nearer classes and take longer; the paper has 50.
@@ -318,13 +318,13 @@ class ForestClasses(RandomClasses):
         self,
         store: ClassStore,
         sample_rate: float,
-        exclude_labels: bool,
+        batch_classes: str,
         trees: int = 50,
         rebuild_every: int = 100,
         normalize: bool = True,
         seed: int = 0,
     ):
-        super().__init__(store.shape[0], sample_rate, exclude_labels, None, seed)
+        super().__init__(store.shape[0], sample_rate, batch_classes, None, seed)
         if trees < 1 or rebuild_every < 1:
             raise ValueError(
                 f"trees and rebuild_every must be 1 or more, not {trees} and {rebuild_every}"
@@ -342,6 +342,7 @@ class ForestClasses(RandomClasses):
         setting: SamplerSetting,
         *,
         sample_rate: float = PAPER_RATE,
+        batch_classes: str | None = None,
         correction: None = None,
         trees: int = 50,
         rebuild_every: int = 100,
@@ -355,7 +356,7 @@ class ForestClasses(RandomClasses):
         return cls(
             setting.store,
             sample_rate,
-            setting.dissected,
+            batch_classes or setting.usual_batch_classes,
             trees,
             rebuild_every,
             setting.normalize,
@@ -390,8 +391,7 @@ class ForestClasses(RandomClasses):
     def draw(self, step: int, labels: np.ndarray, embeddings=None) -> Draw:
         """Find the classes of a step; `labels` are (B,) int64, `embeddings` (B, D) NDArray."""
         unique = np.unique(labels)
-        count = self.count if self.exclude_labels else max(0, self.count - len(unique))
-        count = min(count, self.num_classes - len(unique))
+        count = self.count_random(len(unique))
         # Each sample asks for its share, and one more for its own class.
         each = -(-count // len(labels)) + 1
         if not step - step % self.rebuild_every <= self.built_at <= step:
@@ -403,7 +403,7 @@ class ForestClasses(RandomClasses):
             count - len(near),
             np.union1d(unique, near),
         )
-        return Draw(np.union1d(near, fill), not self.exclude_labels)
+        return Draw(np.union1d(near, fill), self.labels_are_negatives)
 
     def _rebuild(self, step: int, leaf: int) -> None:
         started = time.perf_counter()

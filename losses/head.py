@@ -301,8 +301,9 @@ class Head(Block):
         dissected), ``inter_floor`` (the inter loss if all negatives were orthogonal, for criteria
         whose inter loss depends on the negatives alone), ``accuracy`` (the share of samples nearer
         to their own class than to any negative), the mean ``positive_cosine``, the mean
-        ``negative_cosine`` and the ``max_negative_cosine``, ``rows_touched`` (class rows read and,
-        in training, updated), and what the sampler reports.
+        ``negative_cosine`` and the ``max_negative_cosine``, ``negatives`` (how many a sample of
+        the batch had, if it had any), ``rows_touched`` (class rows read and, in training, updated),
+        and what the sampler reports.
         """
         if self._updates.latest is None:
             return {}

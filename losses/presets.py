@@ -278,8 +278,9 @@ def create(
         rounded at random, as a function of (seed, step, class), so that its mean is exact.
     **options
         ``scale``; of the criterion, such as ``d`` or ``m1, m2, m3``; of the negatives:
-        ``sample_rate``; for classes ``correction`` (None or "logq"); for rows ``mean_over_rows``;
-        for a forest ``trees`` and ``rebuild_every``. ``normalize=False`` takes inner products
+        ``sample_rate``; for classes ``batch_classes`` ("excluded", "counted" or "added") and
+        ``correction`` (None or "logq"); for rows ``mean_over_rows``; for a forest
+        ``batch_classes``, ``trees`` and ``rebuild_every``. ``normalize=False`` takes inner products
         instead of cosines.
 
     Returns

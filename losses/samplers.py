@@ -15,15 +15,21 @@ if TYPE_CHECKING:
     from dsoftmax.losses.stores.base import ClassStore
 
 PAPER_RATE = 1 / 64  # the paper's, and the default
+EXCLUDED, COUNTED, ADDED = BATCH_CLASSES = ("excluded", "counted", "added")
 
 
 class SamplerSetting(NamedTuple):
     """What a head tells its sampler, beside the sampler's options."""
 
     store: ClassStore
-    dissected: bool  # whether the criterion leaves the batch's labels out of the negatives
+    dissected: bool  # whether the criterion treats intra-class and inter-class parts separately
     normalize: bool  # cosines, or plain inner products
     seed: int
+
+    @property
+    def usual_batch_classes(self) -> str:
+        """What the classes of a batch are to the negatives, unless an option says otherwise."""
+        return EXCLUDED if self.dissected else COUNTED
 
 
 class Draw(NamedTuple):
@@ -120,6 +126,10 @@ class Sampler:
         """
         raise NotImplementedError(f"{type(self).__name__} must define draw")
 
+    def warn_about(self, batch_size: int) -> str:
+        """Say what is wrong with batches of this size; nothing for most samplers."""
+        return ""
+
     @property
     def stats(self) -> dict[str, float]:
         """What the last draw cost, if that is worth reporting."""
@@ -148,18 +158,19 @@ class AllClasses(Sampler):
 class RandomClasses(Sampler):
     """A random subset of the classes, drawn fresh each step.
 
-    Exactly ``round(rate * num_classes)``, at least one. With `exclude_labels` none of them is a
-    label of the batch, as in D-Softmax-K. Without it the batch's labels are always among them: each
-    is a negative for the samples of other classes (Rand-Softmax, Partial FC). Labels are never
-    dropped, even if they alone exceed the rate.
+    ``round(rate * num_classes)`` of them, at least one. The classes of the batch itself are never
+    dropped; `batch_classes` says whether they are negatives, too, for the samples of other classes.
 
     Parameters
     ----------
     num_classes : int
     sample_rate : float
         In (0, 1].
-    exclude_labels : bool
-        Whether the batch's labels are kept out of the negatives.
+    batch_classes : {"excluded", "counted", "added"}
+        What the classes of the batch are to the negatives. "excluded": none of them is one, as in
+        D-Softmax-K. "counted": all of them are, within ``round(rate * num_classes)``, as in Partial
+        FC; if they alone exceed that number, no class is drawn at random. "added": all of them are,
+        beside ``round(rate * num_classes)`` random ones, as in the paper's Rand-Softmax.
     correction : {None, "logq"}
         "logq" subtracts the log of a class's probability to be drawn from its logit, so that the
         expected sum is that over all classes.
@@ -172,14 +183,18 @@ class RandomClasses(Sampler):
         self,
         num_classes: int,
         sample_rate: float,
-        exclude_labels: bool,
+        batch_classes: str,
         correction: str | None = None,
         seed: int = 0,
     ):
         self.num_classes = num_classes
         self.sample_rate = check_rate(sample_rate)
         self.count = max(1, round(sample_rate * num_classes))
-        self.exclude_labels = exclude_labels
+        if batch_classes not in BATCH_CLASSES:
+            raise ValueError(
+                f"batch_classes must be one of {', '.join(BATCH_CLASSES)}, not {batch_classes!r}"
+            )
+        self.batch_classes = batch_classes
         if correction not in (None, "logq"):
             raise ValueError(f"correction must be None or 'logq', not {correction!r}")
         self.correction = correction
@@ -191,27 +206,51 @@ class RandomClasses(Sampler):
         setting: SamplerSetting,
         *,
         sample_rate: float = PAPER_RATE,
+        batch_classes: str | None = None,
         correction: str | None = None,
     ) -> RandomClasses:
         """Make the sampler of a head."""
         num_classes = setting.store.shape[0]
-        return cls(num_classes, sample_rate, setting.dissected, correction, setting.seed)
+        batch_classes = batch_classes or setting.usual_batch_classes
+        return cls(num_classes, sample_rate, batch_classes, correction, setting.seed)
+
+    @property
+    def labels_are_negatives(self) -> bool:
+        """Whether the classes of the batch are negatives for the samples of other classes."""
+        return self.batch_classes != EXCLUDED
+
+    def count_random(self, labels: int) -> int:
+        """Return how many classes are drawn beside so many distinct labels."""
+        count = max(0, self.count - labels) if self.batch_classes == COUNTED else self.count
+        return min(count, self.num_classes - labels)
+
+    def warn_about(self, batch_size: int) -> str:
+        """Say so if a batch may leave fewer random classes than it has classes itself."""
+        labels = min(batch_size, self.num_classes)
+        count = self.count_random(labels)
+        if self.batch_classes != COUNTED or count >= labels:
+            return ""
+        return (
+            f"of the {self.count} classes of a step, up to {labels} are those of the batch and "
+            f"only {count} are random: choose a larger sample_rate, smaller batches or "
+            "batch_classes=added"
+        )
 
     def draw(self, step: int, labels: np.ndarray, embeddings=None) -> Draw:
         """Draw the classes of a step; `labels` are (B,) int64."""
         unique = np.unique(labels)
-        count = self.count if self.exclude_labels else max(0, self.count - len(unique))
+        count = self.count_random(len(unique))
         classes = draw_others(generator(self.seed, step), self.num_classes, count, unique)
         correction = 0.0
         if self.correction == "logq" and len(classes):
             # The drawn classes stand for all classes that could have been drawn and, where labels
             # are no negatives, for the labels too.
-            left = self.num_classes - (0 if self.exclude_labels else len(unique))
+            left = self.num_classes - (len(unique) if self.labels_are_negatives else 0)
             correction = math.log(left / len(classes))
-        return Draw(classes, not self.exclude_labels, correction=correction)
+        return Draw(classes, self.labels_are_negatives, correction=correction)
 
     def __repr__(self) -> str:
-        kind = "none of the batch's labels" if self.exclude_labels else "with the batch's labels"
+        kind = f"the batch's classes {self.batch_classes}"
         correction = ", logq-corrected" if self.correction else ""
         return f"{self.count} of {self.num_classes} classes at random, {kind}{correction}"
 

@@ -37,6 +37,9 @@ def build(plan: Plan) -> Trained:
         group=plan.group,
     )
     head = _make_head(plan)
+    warning = head.sampler.warn_about(plan.batch_size)
+    if warning:
+        plan.notes.append(f"warning: {warning}")
     head.initialize(mx.init.Normal(INITIAL_DEVIATION))
     head_trainer = head.trainer("sgd", {**sgd, "wd": s.wd * s.fc7_wd_mult})
     return Trained(backbone, head, head_trainer)

@@ -131,10 +131,11 @@ class Report:
             parts = f"intra={stats['intra']:.4f}\tinter={stats['inter']:.4f}\t"
             if "inter_floor" in stats:
                 parts += f"inter_floor={stats['inter_floor']:.4f}\t"
+        count = f"\tnegatives={stats['negatives']}" if self._head.sampler.is_sparse else ""
         batch = at.images_seen // self._plan.batch_size
         first = max(batch - self._plan.settings.frequent, 0)
         return (
             f"Epoch[{at.epoch}] Batch [{first}-{batch}]\tSpeed: {row['samples_per_second']:.2f} "
             f"samples/sec\tacc={row['accuracy']:f}\tlossvalue={row['loss']:f}\t{parts}"
-            f"cos_y={row['positive_cosine']:.4f}\tmax_cos_n={row['max_negative_cosine']:.4f}"
+            f"cos_y={row['positive_cosine']:.4f}\tmax_cos_n={row['max_negative_cosine']:.4f}{count}"
         )

@@ -118,6 +118,13 @@ def test_scales(preset, problem, scale):
         ("combined", {"m1": 2, "m2": 0.0, "m3": 0.0}),
         ("adaface", {"m": 0.2}),
         ("dsoftmax_b", {"mean_over_rows": True, "sample_rate": 0.3}),
+        *(
+            (preset, {"batch_classes": batch_classes, **correction})
+            for preset in ("dsoftmax_k", "dsoftmax_arcface", "rand_softmax", "rand_arcface")
+            for batch_classes in ("excluded", "counted", "added")
+            for correction in ({"sample_rate": 0.4}, {"sample_rate": 0.4, "correction": "logq"})
+        ),
+        *(("hf_softmax", {"batch_classes": choice}) for choice in ("excluded", "added")),
         ("dsoftmax_b", {"sample_rate": 1}),
         ("dsoftmax_k", {"sample_rate": 1}),
         ("dsoftmax_k", {"correction": "logq"}),

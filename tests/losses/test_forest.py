@@ -6,6 +6,7 @@ from mxnet import nd
 from dsoftmax import losses
 from dsoftmax.losses import forest as module
 from dsoftmax.losses.forest import Forest, ForestClasses
+from dsoftmax.losses.samplers import BATCH_CLASSES
 from dsoftmax.losses.stores.local import DeviceStore, HostStore
 
 
@@ -121,15 +122,16 @@ def draw_all(sampler, samples, labels, steps=3):
 
 
 class TestForestClasses:
-    @pytest.mark.parametrize("exclude", [True, False])
+    @pytest.mark.parametrize("batch_classes", BATCH_CLASSES)
     @pytest.mark.parametrize("rate", [0.01, 0.1, 0.9, 1])
-    def test_is_filled_to_the_rate_and_never_a_label(self, rng, rate, exclude):
+    def test_is_filled_to_the_rate_and_never_a_label(self, rng, rate, batch_classes):
         weights, samples = clustered(rng, 300, 8, 4)
         labels = np.array([5, 6, 5, 299])
-        sampler = ForestClasses(store_of(weights), rate, exclude, trees=1, seed=1)
+        sampler = ForestClasses(store_of(weights), rate, batch_classes, trees=1, seed=1)
         (classes,) = draw_all(sampler, samples, labels, 1)
         wanted = round(rate * 300)
-        assert len(classes) == (min(wanted, 297) if exclude else max(0, wanted - 3))
+        is_counted = batch_classes == "counted"
+        assert len(classes) == (max(0, wanted - 3) if is_counted else min(wanted, 297))
         assert not set(classes) & set(labels)
         assert (np.diff(classes) > 0).all()
 
@@ -137,7 +139,7 @@ class TestForestClasses:
         weights = rng.normal(size=(50, 6))
         samples = rng.normal(size=(4, 6)).astype(np.float32)
         labels = np.array([3, 1, 4, 15])
-        sampler = ForestClasses(store_of(weights), 0.8, True, seed=1)
+        sampler = ForestClasses(store_of(weights), 0.8, "excluded", seed=1)
         # One leaf: what is near is exact.
         sampler.load_state(Forest.grow(store_of(weights), True, 1, 50, seed=1, step=0).state)
         (classes,) = draw_all(sampler, samples, labels, 1)
@@ -156,7 +158,7 @@ class TestForestClasses:
 
         def draws(devices, on_host=False):
             store = store_of(weights, devices, on_host)
-            sampler = ForestClasses(store, 0.1, False, trees=9, rebuild_every=2, seed=1)
+            sampler = ForestClasses(store, 0.1, "counted", trees=9, rebuild_every=2, seed=1)
             return np.concatenate(draw_all(sampler, samples, labels))
 
         expected = draws([0])
@@ -166,7 +168,7 @@ class TestForestClasses:
 
     def test_is_rebuilt_every_so_many_steps(self, rng):
         weights, samples = clustered(rng, 60, 4, 1)
-        sampler = ForestClasses(store_of(weights), 0.2, False, trees=2, rebuild_every=3)
+        sampler = ForestClasses(store_of(weights), 0.2, "counted", trees=2, rebuild_every=3)
         assert sampler.stats["forest_built_at_step"] == -1
         steps = []
         for step in [0, 1, 2, 3, 4, 7, 8, 9, 1]:
@@ -181,7 +183,7 @@ class TestForestClasses:
         labels = rng.integers(0, 900, 8)
         store = store_of(weights)
         options = {"trees": 5, "seed": 1}
-        sampler = ForestClasses(store, 0.1, True, **options)
+        sampler = ForestClasses(store, 0.1, "excluded", **options)
         sampler.draw(0, labels, nd.array(samples))
         # As it is saved: what MXNet's files can hold, of the same types.
         path = str(tmp_path / "state")
@@ -194,7 +196,7 @@ class TestForestClasses:
         moved = (weights + rng.normal(size=weights.shape)).astype(np.float32)
         store.fill(moved)
         expected = draw_all(sampler, samples, labels)
-        resumed = ForestClasses(store_of(moved, [0, 1]), 0.1, True, **options)
+        resumed = ForestClasses(store_of(moved, [0, 1]), 0.1, "excluded", **options)
         resumed.load_state(state)
         np.testing.assert_array_equal(draw_all(resumed, samples, labels), expected)
         assert resumed.built_at == 0
@@ -205,9 +207,9 @@ class TestForestClasses:
 
     def test_a_state_of_other_classes_is_refused(self, rng):
         weights, samples = clustered(rng, 60, 4, 2)
-        sampler = ForestClasses(store_of(weights), 0.2, False, trees=2)
+        sampler = ForestClasses(store_of(weights), 0.2, "counted", trees=2)
         sampler.draw(0, np.array([1, 2]), nd.array(samples))
-        other = ForestClasses(store_of(weights[:50]), 0.2, False, trees=2)
+        other = ForestClasses(store_of(weights[:50]), 0.2, "counted", trees=2)
         with pytest.raises(ValueError, match=r"60 classes of width 4, the head has 50 of 4"):
             other.load_state(sampler.state)
 
@@ -224,8 +226,9 @@ class TestForestClasses:
             weights[:] = weights[0]
         samples = rng.normal(size=(2, 3))
         samples[1] = 0
-        for exclude in (True, False):
-            sampler = ForestClasses(store_of(weights, [0, 1]), 1, exclude, 3, normalize=normalize)
+        for batch_classes in BATCH_CLASSES:
+            store = store_of(weights, [0, 1])
+            sampler = ForestClasses(store, 1, batch_classes, 3, normalize=normalize)
             for classes in draw_all(sampler, samples, np.array([0, 0])):
                 np.testing.assert_array_equal(classes, np.arange(1, num_classes))
 
