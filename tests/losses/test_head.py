@@ -418,8 +418,8 @@ def test_who_has_no_negatives_is_right(rng):
 def test_repr_tells_its_story():
     head = losses.create("dsoftmax_k", 757, 16, ctx=[mx.cpu(1)], store="host", chunk=5)
     assert repr(head) == (
-        "Head(16 -> 757: DSoftmax(scale=32, d=0.9) against 12 of 757 classes at random, none of "
-        "the batch's labels, 5 classes at a time; on cpu(1) from cpu(0))"
+        "Head(16 -> 757: DSoftmax(scale=32, d=0.9) against 12 of 757 classes at random, the "
+        "batch's classes excluded, 5 classes at a time; on cpu(1) from cpu(0))"
     )
 
 
