@@ -1,0 +1,140 @@
+"""Run many trials, several at a time, and keep what each has found."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, Iterable
+
+from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.progress import progress
+
+SECONDS_BETWEEN_LOOKS = 0.5
+SECONDS_TO_SAVE = 60  # that a trial has when it is stopped
+
+
+class TrialError(ValueError):
+    """A trial has failed."""
+
+
+class Runner:
+    """Runs trials as processes of one thread each, which use several cores best.
+
+    A trial that was run before is not run again; one that was interrupted goes on where it was.
+
+    Parameters
+    ----------
+    cache : str
+        Folder of all trials. Each has a folder of its own, named by its loss and a hash of all of
+        its settings.
+    workers : int
+        Trials at a time.
+    time_budget : float
+        Seconds after which no more trials begin, and those that run are stopped.
+    """
+
+    def __init__(self, cache: str, workers: int, time_budget: float = float("inf")):
+        self._cache = os.path.abspath(cache)
+        self._workers = workers
+        self._end = time.monotonic() + time_budget
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is up."""
+        return time.monotonic() >= self._end
+
+    def folder_of(self, trial: dict[str, Any]) -> str:
+        """Return the folder of a trial."""
+        digest = hashlib.sha256(json.dumps(trial, sort_keys=True).encode()).hexdigest()
+        return os.path.join(self._cache, f"{trial['loss']}-{trial['seed']}-{digest[:12]}")
+
+    def result_of(self, trial: dict[str, Any]) -> dict[str, Any] | None:
+        """Return what a trial has found; None if it has not ended yet."""
+        try:
+            with open(os.path.join(self.folder_of(trial), "result.json"), encoding="utf-8") as file:
+                return json.load(file)
+        except FileNotFoundError:
+            return None
+
+    def run(self, trials: Iterable[dict[str, Any]], desc: str = "trials") -> None:
+        """Run the trials that have no result yet, in order, until the time is up.
+
+        Raises
+        ------
+        TrialError
+            A trial failed; the others were run.
+        """
+        trials = list(trials)
+        waiting: queue.SimpleQueue = queue.SimpleQueue()
+        missing = [trial for trial in trials if self.result_of(trial) is None]
+        for trial in missing:
+            waiting.put(trial)
+        failures: list[str] = []
+        with progress(total=len(trials), desc=desc, unit="trials") as bar:
+            bar.update(len(trials) - len(missing))
+
+            def work() -> None:
+                while not self.is_over:
+                    try:
+                        trial = waiting.get_nowait()
+                    except queue.Empty:
+                        return
+                    failure = self._run(trial)
+                    if failure:
+                        failures.append(failure)
+                    bar.update(1)
+
+            threads = [threading.Thread(target=work) for _ in range(self._workers)]
+            for thread in threads:
+                thread.start()
+            try:
+                for thread in threads:
+                    thread.join()
+            except KeyboardInterrupt:
+                self._end = 0.0  # the trials save their state and stop
+                for thread in threads:
+                    thread.join()
+                raise
+        if failures:
+            raise TrialError("; ".join(failures))
+
+    def _run(self, trial: dict[str, Any]) -> str:
+        """Run one trial; return why it failed, if it did."""
+        folder = self.folder_of(trial)
+        os.makedirs(folder, exist_ok=True)
+        with AtomicFile(os.path.join(folder, "trial.json"), "w") as file:
+            json.dump(trial, file, indent=2)
+        log = os.path.join(folder, "log.txt")
+        with open(log, "w", encoding="utf-8") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "dsoftmax.tools.reproduction.trial", folder],
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                start_new_session=True,  # Ctrl-C is for this process, which stops the trials
+            )
+            while process.poll() is None:
+                if self.is_over:
+                    self._stop(process)
+                    return ""
+                time.sleep(SECONDS_BETWEEN_LOOKS)
+        if process.returncode == 0 or self.is_over:
+            return ""
+        return f"a trial of {trial['loss']} failed, {log} says why"
+
+    def _stop(self, process: subprocess.Popen) -> None:
+        """Let a trial save its state and stop, so that it can go on later."""
+        process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(SECONDS_TO_SAVE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
