@@ -95,7 +95,8 @@ def _show_percent(axes: Any) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
-def _style(number: int) -> dict[str, Any]:
+def style(number: int) -> dict[str, Any]:
+    """Return colour and kind of the line of a curve, by its number in the figure."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": LINES[number % len(LINES)],
@@ -107,7 +108,7 @@ def draw_roc(curves: Mapping[str, Curve]) -> Figure:
     """Draw true against false accept rates, the latter logarithmic."""
     figure, axes = _axes()
     for number, (name, curve) in enumerate(curves.items()):
-        axes.step(curve.far, curve.tar, where="post", label=name, **_style(number))
+        axes.step(curve.far, curve.tar, where="post", label=name, **style(number))
     lowest = min(min(curve.tar) for curve in curves.values())
     margin = max(0.04 * (1 - lowest), 1e-4)
     axes.set(
@@ -154,7 +155,7 @@ def draw_cmc(curves: Mapping[str, Sequence[float]]) -> Figure:
     """Draw the share of probes whose mate is among the first k, against k."""
     figure, axes = _axes()
     for number, (name, rates) in enumerate(curves.items()):
-        axes.plot(range(1, len(rates) + 1), rates, label=name, **_style(number))
+        axes.plot(range(1, len(rates) + 1), rates, label=name, **style(number))
     axes.set(xscale="log", xlabel="rank", ylabel="identification rate")
     _show_percent(axes)
     axes.xaxis.set_major_formatter(lambda rank, _: f"{rank:g}")
@@ -166,7 +167,7 @@ def draw_distractors(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw rank-1 rates against the number of distractors."""
     figure, axes = _axes()
     for number, (name, rates) in enumerate(curves.items()):
-        axes.plot(list(rates), list(rates.values()), marker="o", label=name, **_style(number))
+        axes.plot(list(rates), list(rates.values()), marker="o", label=name, **style(number))
     axes.set(xscale="log", xlabel="distractors", ylabel="rank-1 identification rate")
     _show_percent(axes)
     axes.legend(loc="lower left")
@@ -215,7 +216,7 @@ def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
         mean = float(share @ centres)
         sigma = float(np.sqrt(share @ (centres - mean) ** 2))
         label = f"{name}: mean {mean:+.3f}, 3σ {3 * sigma:.3f}"
-        axes.plot(centres, share / width, label=label, **_style(number))
+        axes.plot(centres, share / width, label=label, **style(number))
         seen = np.abs(centres[counts > 0])
         widest = max(widest, float(seen.max()) if seen.size else 0.0)
     dimensions = {weights.shape[1] for weights in sets.values()}

@@ -9,7 +9,7 @@ import numpy as np
 from dsoftmax.recognition.data.images import load_rgb
 from dsoftmax.recognition.data.records import Records, RecordWriter
 
-PARTS = ("train", "validation", "test")
+PARTS = TRAIN, VALIDATION, TEST = ("train", "validation", "test")
 
 
 def split(source: str, output: str, held_out: int) -> None:
@@ -26,17 +26,18 @@ def split(source: str, output: str, held_out: int) -> None:
         of each begin at 0.
     """
     records = Records(source)
-    labels = records.labels
-    people = np.unique(labels)
+    order = np.argsort(records.labels, kind="stable")
+    people, counts = np.unique(records.labels, return_counts=True)
     if len(people) < 4 * held_out:
         raise ValueError(
             f"{records.path} has {len(people)} identities: too few to hold out twice {held_out}"
         )
-    counts = (len(people) - 2 * held_out, held_out, held_out)
-    for part, mine in zip(PARTS, np.split(people, np.cumsum(counts)[:-1])):
+    images_of = np.split(order, np.cumsum(counts)[:-1])
+    borders = (len(people) - 2 * held_out, len(people) - held_out)
+    for part, start, stop in zip(PARTS, (0, *borders), (*borders, len(people))):
         with RecordWriter(os.path.join(output, part), records.image_size, overwrite=True) as writer:
-            for label, person in enumerate(mine):
-                for image in np.flatnonzero(labels == person):
+            for label, images in enumerate(images_of[start:stop]):
+                for image in images:
                     writer.add(label, records.read(int(image))[1].tobytes())
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import queue
@@ -11,11 +10,14 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import asdict
 from typing import Any, Iterable
 
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.progress import progress
+from dsoftmax.tools.reproduction.grid import MODEL_FILE, Trial
 
+TRIAL = "dsoftmax.tools.reproduction.trial"
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_SAVE = 60  # that a trial has when it is stopped
 
@@ -32,8 +34,7 @@ class Runner:
     Parameters
     ----------
     cache : str
-        Folder of all trials. Each has a folder of its own, named by its loss and a hash of all of
-        its settings.
+        Holds ``datasets``, and a folder in ``trials`` for each trial.
     workers : int
         Trials at a time.
     time_budget : float
@@ -50,40 +51,47 @@ class Runner:
         """Whether the time is up."""
         return time.monotonic() >= self._end
 
-    def folder_of(self, trial: dict[str, Any]) -> str:
-        """Return the folder of a trial."""
-        digest = hashlib.sha256(json.dumps(trial, sort_keys=True).encode()).hexdigest()
-        return os.path.join(self._cache, f"{trial['loss']}-{trial['seed']}-{digest[:12]}")
-
-    def result_of(self, trial: dict[str, Any]) -> dict[str, Any] | None:
+    def result_of(self, trial: Trial) -> dict[str, Any] | None:
         """Return what a trial has found; None if it has not ended yet."""
         try:
-            with open(os.path.join(self.folder_of(trial), "result.json"), encoding="utf-8") as file:
+            with open(self._path(trial, "result.json"), encoding="utf-8") as file:
                 return json.load(file)
         except FileNotFoundError:
             return None
 
-    def run(self, trials: Iterable[dict[str, Any]], desc: str = "trials") -> None:
+    def model_of(self, trial: Trial) -> str:
+        """Return the parameters that a trial leaves, class weights among them."""
+        return self._path(trial, MODEL_FILE)
+
+    def _path(self, trial: Trial, name: str) -> str:
+        return os.path.join(self._cache, "trials", trial.name, name)
+
+    def run(self, trials: Iterable[Trial], desc: str = "trials") -> None:
         """Run the trials that have no result yet, in order, until the time is up.
+
+        Those that others begin with come first.
 
         Raises
         ------
         TrialError
             A trial failed; the others were run.
         """
-        trials = list(trials)
-        waiting: queue.SimpleQueue = queue.SimpleQueue()
-        missing = [trial for trial in trials if self.result_of(trial) is None]
-        for trial in missing:
-            waiting.put(trial)
+        trials = list(dict.fromkeys(trials))
+        foundations = dict.fromkeys(trial.begin for trial in trials if trial.begin)
+        if foundations:
+            self.run(foundations, f"{desc}: foundations")
+        missing: queue.SimpleQueue = queue.SimpleQueue()
+        for trial in trials:
+            if self.result_of(trial) is None:
+                missing.put(trial)
         failures: list[str] = []
         with progress(total=len(trials), desc=desc, unit="trials") as bar:
-            bar.update(len(trials) - len(missing))
+            bar.update(len(trials) - missing.qsize())
 
             def work() -> None:
                 while not self.is_over:
                     try:
-                        trial = waiting.get_nowait()
+                        trial = missing.get_nowait()
                     except queue.Empty:
                         return
                     failure = self._run(trial)
@@ -105,16 +113,15 @@ class Runner:
         if failures:
             raise TrialError("; ".join(failures))
 
-    def _run(self, trial: dict[str, Any]) -> str:
+    def _run(self, trial: Trial) -> str:
         """Run one trial; return why it failed, if it did."""
-        folder = self.folder_of(trial)
-        os.makedirs(folder, exist_ok=True)
-        with AtomicFile(os.path.join(folder, "trial.json"), "w") as file:
-            json.dump(trial, file, indent=2)
-        log = os.path.join(folder, "log.txt")
+        os.makedirs(self._path(trial, ""), exist_ok=True)
+        with AtomicFile(self._path(trial, "trial.json"), "w") as file:
+            json.dump(asdict(trial), file, indent=2)
+        log = self._path(trial, "log.txt")
         with open(log, "w", encoding="utf-8") as file:
             process = subprocess.Popen(
-                [sys.executable, "-m", "dsoftmax.tools.reproduction.trial", folder],
+                [sys.executable, "-m", TRIAL, self._cache, trial.name],
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
@@ -123,18 +130,17 @@ class Runner:
             )
             while process.poll() is None:
                 if self.is_over:
-                    self._stop(process)
+                    _stop(process)
                     return ""
                 time.sleep(SECONDS_BETWEEN_LOOKS)
-        if process.returncode == 0 or self.is_over:
-            return ""
-        return f"a trial of {trial['loss']} failed, {log} says why"
+        return "" if process.returncode == 0 else f"a trial of {trial.loss} failed: see {log}"
 
-    def _stop(self, process: subprocess.Popen) -> None:
-        """Let a trial save its state and stop, so that it can go on later."""
-        process.send_signal(signal.SIGTERM)
-        try:
-            process.wait(SECONDS_TO_SAVE)
-        except subprocess.TimeoutExpired:
-            process.kill()
-            process.wait()
+
+def _stop(process: subprocess.Popen) -> None:
+    """Let a trial save its state and stop, so that it can go on later."""
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(SECONDS_TO_SAVE)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

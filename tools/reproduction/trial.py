@@ -1,8 +1,9 @@
 """One trial: a training run, and what its embeddings are worth on people it has not seen.
 
-    python -m dsoftmax.tools.reproduction.trial FOLDER
+    python -m dsoftmax.tools.reproduction.trial CACHE NAME
 
-FOLDER holds ``trial.json`` and gets ``result.json``. `runner` starts trials as processes.
+CACHE/trials/NAME holds ``trial.json`` and gets ``result.json`` and the model. `runner` starts
+trials as processes.
 """
 
 from __future__ import annotations
@@ -17,24 +18,35 @@ from typing import Any
 import numpy as np
 
 from dsoftmax.eval.plots import class_cosines
+from dsoftmax.losses import DSoftmax, presets
+from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
 from dsoftmax.recognition.common.cli import command
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.tools.reproduction.grid import INTRA, MODEL_FILE, Trial
 from dsoftmax.tools.reproduction.measures import measure
-from dsoftmax.tools.reproduction.people import load_images
+from dsoftmax.tools.reproduction.people import TEST, TRAIN, VALIDATION, load_images
 
 EMBEDDED_AT_ONCE = 500
-COSINE_BINS = 200
+COSINE_BINS = 400
 LAST_ROWS = 20  # of metrics.csv, over which the last figures of training are averaged
 
 
-def flags_of(trial: dict[str, Any], folder: str) -> list[str]:
+class IntraOnly(DSoftmax):
+    """D-Softmax without its inter part, which shows what that part is for."""
+
+    def inter(self, F, z_y, n):
+        """Return zeros, (B,)."""
+        return 0 * n  # MXNet crashes in backward if n has no gradient at all, as of zeros_like
+
+
+def flags_of(trial: Trial, cache: str, folder: str) -> list[str]:
     """Return the flags of ``train.py`` for a trial."""
-    flags = {
+    flags: dict[str, Any] = {
         "dataset": "reproduction",
-        "data-dir": os.path.join(trial["data"], "train"),
+        "data-dir": os.path.join(cache, "datasets", trial.data, TRAIN),
         "models-root": folder,
-        "loss": trial["loss"],
-        "seed": trial["seed"],
+        "loss": trial.loss,
+        "seed": trial.seed,
         "threads": 1,
         "devices": "cpu",
         "target": "",
@@ -42,53 +54,56 @@ def flags_of(trial: dict[str, Any], folder: str) -> list[str]:
         "ckpt": 0,
         "keep": 1,
         "frequent": 100,
-        **trial["flags"],
+        "verbose": 1000,
     }
-    flags.setdefault("verbose", 2000)
-    options = [f"--loss-option={name}={value}" for name, value in trial["options"].items()]
+    if trial.begin:
+        path = os.path.join(cache, "trials", trial.begin.name, MODEL_FILE)
+        flags["pretrained"] = f"{path[: -len('-0000.params')]},0"
+    flags.update(trial.flags)
+    options = [f"--loss-option={name}={value}" for name, value in trial.options.items()]
     return [*(f"--{name}={value}" for name, value in flags.items()), *options]
 
 
-def run_trial(trial: dict[str, Any], folder: str) -> dict[str, Any]:
-    """Train and measure.
-
-    Parameters
-    ----------
-    trial : dict
-        ``data``, the folder of `people.split`; ``loss`` and its ``options``; other ``flags`` of
-        ``train.py``; ``seed``.
-    folder : str
-        For the files of the run, which are removed at the end.
+def run_trial(trial: Trial, cache: str) -> dict[str, Any] | None:
+    """Train, measure, and leave the model with its class weights.
 
     Returns
     -------
-    dict
+    dict or None
         ``validation`` and ``test`` as `measure` returns them; ``training``, the last figures of
-        the log; ``classes``, the distribution of the cosines of class weights; ``seconds``.
+        the log; ``stats``, those of the last batch; ``classes``, the distribution of the cosines
+        of class weights; ``seconds``. None if a signal stopped the run, which can go on later.
     """
     from dsoftmax.recognition.loop import Run
     from dsoftmax.recognition.settings import parse
 
+    if trial.loss == INTRA:
+        presets.register(INTRA, IntraOnly, "classes")
     started = time.perf_counter()
-    run = Run(parse(flags_of(trial, os.path.join(folder, "run"))))
+    folder = os.path.join(cache, "trials", trial.name)
+    run = Run(parse(flags_of(trial, cache, os.path.join(folder, "run"))))
     if run.train():
-        raise KeyboardInterrupt
+        return None
     embed = run.trained.backbone.embed
     embedded = {}
-    for part in ("validation", "test"):
-        images, people = load_images(
-            os.path.join(trial["data"], part), run.plan.pipeline.image_size
-        )
+    for part in (VALIDATION, TEST):
+        source = os.path.join(cache, "datasets", trial.data, part)
+        images, people = load_images(source, run.plan.pipeline.image_size)
         batches = range(0, len(images), EMBEDDED_AT_ONCE)
         vectors = [embed(images[at : at + EMBEDDED_AT_ONCE]) for at in batches]
         embedded[part] = np.concatenate(vectors), people
-    result: dict[str, Any] = {}
-    for part, other in (("validation", "test"), ("test", "validation")):
-        result[part] = measure(*embedded[part], distractors=embedded[other][0])
-    edges, counts = class_cosines(run.trained.head.class_weights(), COSINE_BINS)
+    result: dict[str, Any] = {
+        part: measure(*embedded[part], distractors=embedded[other][0])
+        for part, other in ((VALIDATION, TEST), (TEST, VALIDATION))
+    }
+    classes = run.trained.head.class_weights()
+    edges, counts = class_cosines(classes, COSINE_BINS)
     result["classes"] = {"edges": edges.tolist(), "counts": counts.tolist()}
     result["training"] = _last_figures(run.settings.folder)
-    result["stats"] = {key: float(value) for key, value in run.trained.head.stats.items()}
+    result["stats"] = {name: float(value) for name, value in run.trained.head.stats.items()}
+    parameters = load_arrays(f"{run.settings.prefix}-0000.params")
+    parameters["arg:fc7_weight"] = classes
+    save_arrays(os.path.join(folder, MODEL_FILE), parameters)
     result["seconds"] = time.perf_counter() - started
     shutil.rmtree(os.path.join(folder, "run"))
     return result
@@ -102,14 +117,18 @@ def _last_figures(folder: str) -> dict[str, float]:
 
 
 @command(needs=["mxnet", "opencv"])
-def main(argv: list[str] | None) -> None:
-    """Run the trial of a folder."""
-    (folder,) = sys.argv[1:] if argv is None else argv
+def main(argv: list[str] | None) -> int:
+    """Run a trial; return 0, or 3 if a signal stopped it."""
+    cache, name = sys.argv[1:] if argv is None else argv
+    folder = os.path.join(cache, "trials", name)
     with open(os.path.join(folder, "trial.json"), encoding="utf-8") as file:
-        trial = json.load(file)
-    result = run_trial(trial, folder)
+        trial = Trial.from_json(json.load(file))
+    result = run_trial(trial, cache)
+    if result is None:
+        return 3
     with AtomicFile(os.path.join(folder, "result.json"), "w") as file:
-        json.dump({"trial": trial, **result}, file)
+        json.dump(result, file)
+    return 0
 
 
 if __name__ == "__main__":

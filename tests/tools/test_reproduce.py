@@ -1,0 +1,74 @@
+"""The command as a user runs it, on a handful of people and steps."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from dsoftmax.recognition.data.synthetic import make_dataset
+from dsoftmax.tools import reproduce
+from dsoftmax.tools.reproduction.runner import Runner
+
+
+@pytest.fixture(scope="module")
+def people(tmp_path_factory):
+    folder = str(tmp_path_factory.mktemp("data") / "people")
+    make_dataset(folder, identities=80, images=3, val_identities=0, pairs=0, size=32)
+    return folder
+
+
+def arguments(people, output, *others):
+    flags = {
+        "data-dir": people,
+        "held-out": 10,
+        "output": output,
+        "part": 4,
+        "batch-size": 4,
+        "steps": 3,
+        "foundation-steps": 4,
+        "seeds": 1,
+        "workers": 2,
+    }
+    return [*others, *(f"--{name}={value}" for name, value in flags.items())]
+
+
+def test_a_table_from_a_dataset_and_nothing_is_run_twice(people, tmp_path, monkeypatch, capsys):
+    output = str(tmp_path / "out")
+    assert reproduce.main(arguments(people, output, "table3", "claims")) == 0
+    assert "results.md" in capsys.readouterr().out
+    page = (tmp_path / "out" / "results.md").read_text()
+    for label in ("Softmax", "Rand-Softmax", "HF-Softmax", "D-Softmax-K"):
+        assert f"| {label} |" in page
+    assert "undecided at this scale" in page
+    trials = sorted(os.listdir(os.path.join(output, "trials")))
+    assert len(trials) == 1 + 4 + 3  # the foundation, four values of d, three others
+
+    def refuse(*_):
+        raise AssertionError("a trial was run again")
+
+    monkeypatch.setattr(Runner, "_run", refuse)
+    assert reproduce.main(arguments(people, output, "table3", "claims")) == 0
+    assert (tmp_path / "out" / "results.md").read_text() == page
+
+
+def test_no_time_left(people, tmp_path):
+    output = str(tmp_path / "out")
+    assert reproduce.main([*arguments(people, output, "table3"), "--time-budget=0"]) == 0
+    assert not os.path.exists(os.path.join(output, "trials"))
+
+
+def test_a_trial_that_fails_is_named_with_its_log(people, tmp_path, capsys):
+    output = str(tmp_path / "out")
+    bad = [*arguments(people, output, "table3"), "--batch-size=100000"]
+    assert reproduce.main(bad) == 2
+    error = capsys.readouterr().err
+    assert "a trial of rand_softmax failed: see" in error
+    log = error.rsplit("see ", 1)[1].split(";")[0].strip()
+    assert "batch" in Path(log).read_text()
+
+
+def test_full_scale_prints_commands(capsys):
+    assert reproduce.main(["table1", "--scale", "full"]) == 0
+    printed = capsys.readouterr().out
+    assert "bash recognition/table1.sh" in printed
+    assert "table2" not in printed

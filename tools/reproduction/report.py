@@ -1,0 +1,113 @@
+"""The page of a reproduction: tables, verdicts and figures, made of the trials that have ended."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Sequence
+
+import numpy as np
+
+from dsoftmax.eval import plots
+from dsoftmax.recognition.common.arrays import load_arrays
+from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.tools.reproduction import outcomes as files
+from dsoftmax.tools.reproduction.grid import D_VALUES, TARGETS, Setting
+from dsoftmax.tools.reproduction.outcomes import Outcome, of_cell
+from dsoftmax.tools.reproduction.runner import Runner
+from dsoftmax.tools.reproduction.study import Study
+from dsoftmax.tools.reproduction.tables import accuracy_table, verdict_table
+
+PAGE, TRIALS = "results.md", "trials.csv"
+TITLES = {
+    "table1": "Table 1: losses and values of d",
+    "table2": "Table 2: sampled losses",
+    "table3": "Table 3: the accuracy of sampled losses beside Softmax",
+}
+
+
+def write(output: str, targets: Sequence[str], studies: Sequence[Study], runner: Runner) -> None:
+    """Write all that the trials have shown so far.
+
+    Parameters
+    ----------
+    output : str
+        Folder for `PAGE`, `TRIALS` and one picture per figure.
+    targets : sequence of str
+        The tables and figures, and ``claims`` for the verdicts.
+    studies : sequence of Study
+        The main one first, whose figures are drawn.
+    runner : Runner
+    """
+    found = [outcome for study in studies for outcome in study.outcomes()]
+    files.write(os.path.join(output, TRIALS), found)
+    with AtomicFile(os.path.join(output, PAGE), "w") as file:
+        file.write(page(found, [study.setting for study in studies], targets))
+    for target in targets:
+        if target.startswith("figure"):
+            figure = _draw(target, found, studies[0], runner)
+            if figure is not None:
+                plots.save(figure, os.path.join(output, f"{target}.png"))
+
+
+def page(found: Sequence[Outcome], settings: Sequence[Setting], targets: Sequence[str]) -> str:
+    """Lay out the tables and the verdicts of all settings, as Markdown."""
+    sections = []
+    for setting in settings:
+        if not any(outcome.setting == setting.name for outcome in found):
+            continue
+        sections.append(f"## {setting.title}")
+        for target in targets:
+            if target in TITLES:
+                sections += [f"### {TITLES[target]}", accuracy_table(found, setting, target)]
+        if "claims" in targets:
+            sections += ["### Verdicts", verdict_table(found, setting)]
+    return "\n\n".join(sections) + "\n"
+
+
+def _draw(target: str, found: Sequence[Outcome], study: Study, runner: Runner) -> Any:
+    if target == "figure4":
+        return draw_figure4(study, runner)
+    if target == "figure5":
+        return draw_figure5(found, study.setting)
+    from dsoftmax.tools.reproduction import curves
+
+    return getattr(curves, f"draw_{target}")()
+
+
+def draw_figure4(study: Study, runner: Runner) -> Any | None:
+    """Draw how the cosines of class weights are distributed before and after training.
+
+    Returns
+    -------
+    Figure or None
+        None before the trials have ended.
+    """
+    cells, setting = study.cells(), study.setting
+    sets: dict[str, np.ndarray] = {}
+    for row in TARGETS["figure4"].rows:
+        if row not in cells or runner.result_of(setting.trial(cells[row], 1)) is None:
+            return None
+        path = runner.model_of(setting.trial(cells[row], 1))
+        sets[cells[row].label] = load_arrays(path)["arg:fc7_weight"].asnumpy()
+    return plots.draw_classes(sets)
+
+
+def draw_figure5(found: Sequence[Outcome], setting: Setting) -> Any:
+    """Draw the rank-1 rate against d, of D-Softmax and of D-Softmax-K."""
+    figure = plots.make_figure(6.0, 4.2)
+    axes = figure.subplots()
+    axes.grid(alpha=0.3)
+    for number, (kind, label) in enumerate((("d", "D-Softmax"), ("k", "D-Softmax-K"))):
+        points = []
+        for d in D_VALUES:
+            rates = [o.test["rank1"] for o in of_cell(found, setting.name, f"{kind}-{d}").values()]
+            if rates:
+                points.append((d, np.mean(rates), np.std(rates, ddof=1) if len(rates) > 1 else 0))
+        if points:
+            d, mean, deviation = (100 * np.array(column) for column in zip(*points))
+            axes.errorbar(
+                d / 100, mean, deviation, label=label, marker="o", capsize=3, **plots.style(number)
+            )
+    axes.set(xlabel="d", ylabel="rank-1 identification rate (%)")
+    axes.legend()
+    return figure

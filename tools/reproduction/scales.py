@@ -1,0 +1,139 @@
+"""The datasets and settings of a reproduction, from ten minutes to hours on two cores."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import tempfile
+from dataclasses import dataclass, replace
+from typing import Any, Callable
+
+from dsoftmax.recognition.data.synthetic import make_dataset
+from dsoftmax.tools.reproduction.grid import PAPERS_WAY, Cell, Setting
+from dsoftmax.tools.reproduction.people import split
+
+
+@dataclass(frozen=True)
+class Faces:
+    """Synthetic faces that are drawn once, and cut into people to train on and to test on."""
+
+    name: str
+    identities: int
+    images: int
+    size: int
+    held_out: int  # people to choose settings with, and as many to test on
+    seed: int = 77
+
+    def prepare(self, cache: str, threads: int) -> None:
+        """Draw the dataset if it is not there."""
+        prepare(self.name, cache, self.held_out, lambda folder: self._draw(folder, threads))
+
+    def _draw(self, folder: str, threads: int) -> str:
+        make_dataset(
+            folder,
+            identities=self.identities + 2 * self.held_out,
+            images=self.images,
+            val_identities=0,
+            pairs=0,
+            seed=self.seed,
+            size=self.size,
+            threads=threads,
+        )
+        return folder
+
+
+def prepare(name: str, cache: str, held_out: int, source: Callable[[str], str]) -> None:
+    """Cut a dataset into the parts of a study, if that was not done before.
+
+    Parameters
+    ----------
+    name : str
+    cache : str
+    held_out : int
+    source : callable
+        Returns the folder of the dataset, given a folder where it may be made.
+    """
+    folder = os.path.join(cache, "datasets", name)
+    if os.path.exists(folder):
+        return
+    os.makedirs(os.path.dirname(folder), exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=os.path.dirname(folder), prefix=".making-") as scratch:
+        split(source(os.path.join(scratch, "whole")), os.path.join(scratch, "parts"), held_out)
+        os.rename(os.path.join(scratch, "parts"), folder)
+
+
+def setting_of(
+    name: str, title: str, data: str, scale: float, part: int, seeds: int, **flags: Any
+) -> Setting:
+    """Return a setting whose trials begin with a network trained by Rand-Softmax.
+
+    Parameters
+    ----------
+    name, title, data, scale, part, seeds
+        As for `Setting`.
+    **flags
+        Of ``train.py``, with underscores; ``foundation_steps`` are those of the network that all
+        trials of a seed begin with.
+    """
+    steps = flags.pop("foundation_steps")
+    common = {
+        "network": "tiny",
+        "lr": 0.1,
+        "lr-schedule": "cosine",
+        **{flag.replace("_", "-"): value for flag, value in flags.items()},
+    }
+    loss = Cell("foundation", "", "rand_softmax", {"sample_rate": 1 / part, **PAPERS_WAY})
+    return Setting(name, title, data, scale, part, seeds, common, (loss, {"max-steps": steps}))
+
+
+# What is checked again with another scale and with more steps.
+CHECKED = ("softmax", "rand-softmax", *(f"{kind}-{d}" for kind in ("d", "k") for d in (0.7, 0.9)))
+
+
+def small_settings(seeds: int) -> list[Setting]:
+    """Return the settings of the committed tables: the main one, and what checks it."""
+    faces = {"data": SMALL_FACES.name, "part": 64, "seeds": seeds, "per_batch_size": 62}
+    steps = {"max_steps": 5000, "foundation_steps": 20000}
+    longer = {**steps, "max_steps": 20000}
+    main = setting_of("faces", "20,000 synthetic identities, s = 16", scale=16, **faces, **steps)
+    scaled = setting_of("faces-s32", "The same with s = 32", scale=32, **faces, **steps)
+    long = setting_of(
+        "faces-long", "The same with four times as many steps", scale=16, **faces, **longer
+    )
+    return [main, *(replace(setting, only=CHECKED) for setting in (scaled, long))]
+
+
+SMALL_FACES = Faces("faces", identities=20000, images=8, size=40, held_out=1000)
+QUICK_FACES = Faces("faces-quick", identities=1280, images=5, size=32, held_out=120)
+
+
+def own_setting(args: argparse.Namespace) -> Setting:
+    """Return the setting of a user's own dataset; `args` are those of ``tools/reproduce.py``."""
+    name = os.path.basename(os.path.normpath(args.data_dir))
+    return setting_of(
+        name,
+        f"{name}, s = {args.logit_scale:g}",
+        data=name,
+        scale=args.logit_scale,
+        part=args.part,
+        seeds=args.seeds or 5,
+        per_batch_size=args.batch_size,
+        max_steps=args.steps,
+        foundation_steps=args.foundation_steps,
+        rand_mirror=args.rand_mirror,
+    )
+
+
+def quick_setting(seeds: int) -> Setting:
+    """Return a setting that shows how everything works in minutes, and decides nothing."""
+    return setting_of(
+        "quick",
+        "1,280 synthetic identities, a few steps: a demonstration that decides nothing",
+        data=QUICK_FACES.name,
+        scale=16,
+        part=16,
+        seeds=seeds,
+        per_batch_size=16,
+        max_steps=100,
+        foundation_steps=400,
+    )
