@@ -170,7 +170,8 @@ class Head(Block):
 
         Call the head and ``backward`` for each of them, then the trainer's ``step``, once. The
         update is that of one batch with the samples of all of these *micro-batches*: negatives are
-        drawn once, for all labels together. With a single batch nothing is computed differently.
+        drawn once, for all labels together. With a single batch nothing is computed differently;
+        announced before the network runs, its class rows come while the network computes.
 
         Until the step, any other training batch and another update are refused; evaluations are
         not. `drop_update` gives the update up.
@@ -250,9 +251,8 @@ class Head(Block):
     def read_loss(self) -> float:
         """Return the mean loss of the last batch, or of the micro-batches of the last update.
 
-        This is where a training step waits for the device. Call it after ``backward`` and, if the
-        network is updated before the class weights, before that; the trainer's ``step`` then need
-        not wait again.
+        This is where a training step waits for the device: call it when ``backward`` is queued, and
+        before the network is updated. The trainer's ``step`` then does not wait again.
 
         Raises
         ------

@@ -88,6 +88,12 @@ class HeadTrainer:
             Gradients are divided by it. For several micro-batches, give the samples of all.
         ignore_stale_grad : bool
             Do nothing, instead of raising, if there was no backward pass since the last step.
+
+        Raises
+        ------
+        ValueError
+            A loss or an embedding is not finite. Nothing has been updated, and the update is given
+            up.
         """
         try:
             gradients = self._head.take_gradients()
