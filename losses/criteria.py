@@ -61,7 +61,9 @@ class Criterion(Loss):
         if not 0 < scale < math.inf:
             raise ValueError(f"scale must be a positive number, not {scale!r}")
         self.scale = float(scale)
-        self.state: dict[str, float] = {}  # saved and loaded with the trainer's states
+        # Numbers that are saved and loaded with the trainer's states. One that a device computes
+        # stays there, as an array (1,), because reading it would wait for the device.
+        self.state: dict[str, float | mx.nd.NDArray] = {}
 
     def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
         """Return the arrays that `parts` needs beside z_y and n, for each batch.
@@ -69,6 +71,13 @@ class Criterion(Loss):
         Plain numbers won't do: a hybridized graph would keep those of its first call.
         """
         return []
+
+    def read_state(self) -> dict[str, float]:
+        """Return the numbers of the state, to be saved."""
+        return {
+            name: float(value.asscalar() if isinstance(value, mx.nd.NDArray) else value)
+            for name, value in self.state.items()
+        }
 
     def parts(self, F, z_y, n, *arguments):
         """Return the intra-class and the inter-class loss, (B,) each."""
@@ -371,11 +380,24 @@ class AdaFace(Entangled):
     def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
         """Return the quality q of each sample, (B,)."""
         norm = batch.norm.detach().clip(0.001, 100)  # a measure, not to be trained
-        forget = self.forget if batch.is_training else 0
-        for name, value in (("mean", norm.mean()), ("deviation", _deviation(norm))):
-            self.state[name] += forget * (value.asscalar() - self.state[name])
-        quality = self.h * (norm - self.state["mean"]) / (self.state["deviation"] + 0.001)
+        if batch.is_training:
+            # A batch that the trainer will refuse leaves no trace.
+            is_finite = mx.nd.contrib.isfinite(batch.norm.detach()).min()
+            for name, value in (("mean", norm.mean()), ("deviation", _deviation(norm))):
+                before = self._state_on(norm.context, name)
+                after = before + self.forget * (value.astype("float64") - before)
+                self.state[name] = mx.nd.where(is_finite, after, before)
+        mean, deviation = (self._state_on(norm.context, name) for name in ("mean", "deviation"))
+        above = mx.nd.broadcast_sub(norm, mean.astype("float32"))
+        quality = mx.nd.broadcast_div(self.h * above, (deviation + 0.001).astype("float32"))
         return [quality.clip(-1, 1)]
+
+    def _state_on(self, context: mx.Context, name: str) -> mx.nd.NDArray:
+        """Return a number of the state as an array, (1,) float64."""
+        value = self.state[name]
+        if isinstance(value, mx.nd.NDArray):
+            return value.as_in_context(context)
+        return mx.nd.full((1,), value, ctx=context, dtype="float64")
 
     def target(self, F, z_y, quality):
         """φ = cos(θ - m q) - (m + m q)."""

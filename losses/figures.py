@@ -20,6 +20,7 @@ class Figures(NamedTuple):
     inputs: StepInputs
     z_y: nd.NDArray  # (B,)
     negatives: NegativeSums  # of the samples that have negatives
+    loss_parts: dict[str, list[nd.NDArray]]  # (some,) each, of all samples together
 
     def orthogonal_n(self) -> float:
         """Return what n would be if every negative were orthogonal to its sample."""
@@ -43,7 +44,7 @@ class Figures(NamedTuple):
         return len(classes), len(np.unique(self.inputs.labels)) - 1
 
     def stats(self) -> dict[str, float]:
-        """Return the figures that `Head.stats` shows of every loss."""
+        """Return the figures that `Head.stats` shows of every loss, by one read."""
         labels, draw, scale = self.inputs[:3]
         z_y, negatives = self.z_y, self.negatives
         if draw.samples is not None:
@@ -52,11 +53,32 @@ class Figures(NamedTuple):
         touched = self.num_classes
         if draw.classes is not None:
             touched = len(draw.classes) + len(np.unique(labels))
+        accuracy, positive, negative_sum, negative_max, *means = _read(
+            [
+                (scale * z_y > negatives.logit_max).mean(),
+                self.z_y.mean(),
+                negatives.logit_sum.sum(),
+                negatives.logit_max.max(),
+                *(part.mean() for parts in self.loss_parts.values() for part in parts),
+            ]
+        )
+        stats = {}
+        for name, parts in self.loss_parts.items():
+            total = sum(means.pop(0) * part.size for part in parts)
+            stats[name] = total / sum(part.size for part in parts)
         return {
-            "accuracy": float((scale * z_y > negatives.logit_max).mean().asscalar()),
-            "positive_cosine": float(self.z_y.mean().asscalar()),
-            "negative_cosine": float(negatives.logit_sum.sum().asscalar()) / scale / max(count, 1),
-            "max_negative_cosine": float(negatives.logit_max.max().asscalar()) / scale,
+            **stats,
+            "accuracy": accuracy,
+            "positive_cosine": positive,
+            "negative_cosine": negative_sum / scale / max(count, 1),
+            "max_negative_cosine": negative_max / scale,
             "negatives": sum(self._count_negatives()),
             "rows_touched": touched,
         }
+
+
+def _read(numbers: list[nd.NDArray]) -> list[float]:
+    """Return the numbers of several arrays (1,): each read would wait for the device."""
+    context = numbers[0].context
+    joined = nd.concat(*(number.as_in_context(context) for number in numbers), dim=0)
+    return joined.asnumpy().tolist()

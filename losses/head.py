@@ -15,7 +15,7 @@ from dsoftmax.losses.samplers import Sampler
 from dsoftmax.losses.step import StepInputs
 from dsoftmax.losses.stores.base import ClassStore
 from dsoftmax.losses.trainer import HeadTrainer
-from dsoftmax.losses.update import Updates
+from dsoftmax.losses.update import Updates, check_lengths
 from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
 
 CLASS_WEIGHT = "class_weight"  # the name in files of `save_parameters`
@@ -170,7 +170,8 @@ class Head(Block):
 
         Call the head and ``backward`` for each of them, then the trainer's ``step``, once. The
         update is that of one batch with the samples of all of these *micro-batches*: negatives are
-        drawn once, for all labels together. With a single batch nothing is computed differently.
+        drawn once, for all labels together. With a single batch nothing is computed differently;
+        announced before the network runs, its class rows come while the network computes.
 
         Until the step, any other training batch and another update are refused; evaluations are
         not. `drop_update` gives the update up.
@@ -221,8 +222,12 @@ class Head(Block):
         """Compute the loss of each sample."""
         self._check_initialized()
         labels = self._check_labels(labels)
-        norm = self._check_embeddings(embeddings, labels)
+        self._check_embeddings(embeddings, labels)
+        # In the graph, for criteria that depend on it; a row of zeros has no gradient.
+        norm = nd.sqrt(nd.maximum(row_sum(nd.square(embeddings)), SMALLEST_NORM**2)).reshape(-1)
         is_training = autograd.is_recording()
+        if not is_training or self.sampler.needs_embeddings:
+            check_lengths(norm.asnumpy())  # in training it is done later, see `read_loss`
         with autograd.pause():
             if is_training and self._updates.awaits_batches:
                 step = self._updates.run_announced(labels, embeddings.detach())
@@ -236,11 +241,27 @@ class Head(Block):
         with autograd.pause():
             arguments = [argument.detach() for argument in arguments]
             parts = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
+            self._updates.latest.watch(loss, norm)
         for name, part in zip(("intra", "inter"), parts):
             self._updates.latest.loss_parts[name].append(part)
         if is_training and not self._updates.awaits_batches:
             self.step += 1
         return loss
+
+    def read_loss(self) -> float:
+        """Return the mean loss of the last batch, or of the micro-batches of the last update.
+
+        This is where a training step waits for the device: call it when ``backward`` is queued, and
+        before the network is updated. The trainer's ``step`` then does not wait again.
+
+        Raises
+        ------
+        ValueError
+            A loss or an embedding is not finite.
+        """
+        if self._updates.latest is None:
+            raise RuntimeError("there is no loss yet: call the head on a batch first")
+        return self._updates.latest.read_loss()
 
     def take_gradients(self) -> Iterator[tuple[int, slice | np.ndarray, RowGradient]]:
         """Hand out, once, the gradients to the class weights of the last batch or update.
@@ -268,8 +289,8 @@ class Head(Block):
             )
         return labels
 
-    def _check_embeddings(self, embeddings, labels: np.ndarray) -> nd.NDArray:
-        """Return the lengths of the embeddings, (B,)."""
+    def _check_embeddings(self, embeddings, labels: np.ndarray) -> None:
+        """Refuse embeddings of another shape or type."""
         if labels.ndim != 1 or not len(labels):
             raise ValueError(f"labels must have the shape (B,), not {labels.shape}")
         if embeddings.shape != (len(labels), self.embedding_size):
@@ -282,16 +303,6 @@ class Head(Block):
                 f"embeddings must be float32, not {np.dtype(embeddings.dtype)}: the head is "
                 "computed in full precision; cast them"
             )
-        # In the graph, for criteria that depend on it; a row of zeros has no gradient.
-        norm = nd.sqrt(nd.maximum(row_sum(nd.square(embeddings)), SMALLEST_NORM**2)).reshape(-1)
-        bad = np.flatnonzero(~np.isfinite(norm.asnumpy()))
-        if bad.size:
-            raise ValueError(
-                f"{bad.size} of {len(labels)} embeddings hold NaN or infinite numbers, sample "
-                f"{bad[0]} is the first: the network before the head has diverged (try a lower "
-                "learning rate, a warm-up or gradient clipping)"
-            )
-        return norm
 
     @property
     def stats(self) -> dict[str, float]:
@@ -307,13 +318,12 @@ class Head(Block):
         """
         if self._updates.latest is None:
             return {}
-        latest = self._updates.latest
-        figures = latest.figures()
-        stats = {name: _mean(parts) for name, parts in latest.loss_parts.items()}
+        figures = self._updates.latest.figures()
+        stats = figures.stats()
         floor = self.criterion.inter_floor(figures.orthogonal_n())
         if floor is not None:
             stats["inter_floor"] = figures.inter_share() * floor
-        return {**stats, **figures.stats(), **self.sampler.stats}
+        return {**stats, **self.sampler.stats}
 
     def __repr__(self) -> str:
         chunk = f", {self.chunk} classes at a time" if self.chunk else ""
@@ -321,12 +331,6 @@ class Head(Block):
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "
             f"{self.sampler!r}{chunk}; on {self.store.describe()})"
         )
-
-
-def _mean(parts: list[nd.NDArray]) -> float:
-    """Return the mean of all numbers of several arrays."""
-    total = sum(float(part.mean().asscalar()) * part.size for part in parts)
-    return total / sum(part.size for part in parts)
 
 
 def _blocks_of(array: np.ndarray) -> Iterator[np.ndarray]:

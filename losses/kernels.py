@@ -6,9 +6,10 @@ of MXNet's operators, of which some are many times as fast as others with the sa
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import math
-from typing import NamedTuple
+from typing import Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -30,7 +31,6 @@ class Workspace:
     def __init__(self, context: mx.Context):
         self.context = context
         self._buffers: dict[str, nd.NDArray] = {}
-        self._row_sparse: tuple[int, nd.sparse.RowSparseNDArray | None] = (0, None)
 
     def get(self, name: str, *shape: int) -> nd.NDArray:
         """Return an array of this shape, with undefined content, in the memory of this name."""
@@ -38,26 +38,6 @@ class Workspace:
         if name not in self._buffers or self._buffers[name].size < size:
             self._buffers[name] = nd.empty((size,), ctx=self.context)
         return self._buffers[name][:size].reshape(shape)
-
-    def row_sparse(
-        self, values: nd.NDArray, rows: np.ndarray, shape: tuple[int, int]
-    ) -> nd.sparse.RowSparseNDArray:
-        """Return an array with values (n, D) in some rows and 0 in the others.
-
-        The next call reuses its memory.
-        """
-        index = from_numpy(rows, self.context, "int64")
-        count, last = self._row_sparse
-        if len(rows) != count:
-            made = nd.sparse.row_sparse_array((values, index), shape=shape, ctx=self.context)
-            if len(rows) > count:  # keep the largest
-                self._row_sparse = len(rows), made
-            return made
-        for part, place in ((values, -1), (index, 0)):  # as in row_sparse_array
-            check_call(
-                _LIB.MXNDArraySyncCopyFromNDArray(last.handle, part.handle, ctypes.c_int(place))
-            )
-        return last
 
 
 def from_numpy(array: np.ndarray, context: mx.Context, dtype: str = "int32") -> nd.NDArray:
@@ -91,6 +71,32 @@ def set_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:
     """Set distinct rows of a matrix to values (n, D), in place."""
     index = from_numpy(rows, matrix.context).reshape((1, -1))
     nd._internal._scatter_set_nd(matrix, values, index, shape=matrix.shape, out=matrix)
+
+
+@contextlib.contextmanager
+def copied_rows(
+    arrays: list[nd.NDArray], rows: np.ndarray, workspace: Workspace
+) -> Iterator[list[nd.NDArray]]:
+    """Lend copies of distinct rows of some arrays, and write them back at the end.
+
+    So any dense update is one of these rows alone. MXNet's own updates of rows are no substitute:
+    their sparse gradient can't be made without waiting for the device, they exist for few
+    optimizers, and some of them (``ftrl``) silently update all rows.
+
+    Parameters
+    ----------
+    arrays : list of (K, D)
+    rows : (n,)
+    workspace : Workspace
+        On the arrays' context.
+    """
+    copies = [
+        take_rows(array, rows, workspace.get(f"copy {place}", len(rows), array.shape[1]))
+        for place, array in enumerate(arrays)
+    ]
+    yield copies
+    for array, copied in zip(arrays, copies):
+        set_rows(array, rows, copied)
 
 
 def row_sum(matrix: nd.NDArray) -> nd.NDArray:
@@ -193,9 +199,10 @@ def probabilities_of(
     total = row_sum(logits).reshape(-1)
     samples = np.flatnonzero(target_column >= 0)
     if len(samples):
+        # Not by gather_nd: on a GPU it waits, to check its indices.
+        masked = nd.pick(logits, from_numpy(np.maximum(target_column, 0), context))
+        total = total - masked * from_numpy(target_column >= 0, context, "float32")
         places = from_numpy(np.stack([samples, target_column[samples]]), context)
-        masked = nd.gather_nd(logits, places)
-        total = total - nd.scatter_nd(masked, places[:1], shape=total.shape)
         nothing = nd.full((len(samples),), NOTHING, ctx=context)
         nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
     top = largest = row_max(logits)
@@ -277,26 +284,31 @@ class Sgd(NamedTuple):
             On that context.
         """
         context = weight.context
-        options = self._asdict()
+        arrays = [weight] if state is None else [weight, state]
         if operators.serve(context):
-            options["clip_gradient"] = self.clip_gradient or math.inf
-            arrays = [weight] if state is None else [weight, state]
+            options = {**self._asdict(), "clip_gradient": self.clip_gradient or math.inf}
             count = len(gradient.values)
             along = gradient.along
             along = nd.zeros((count, 1), ctx=context) if along is None else along
             rows = np.arange(count) if rows is None else rows
             rows = from_numpy(rows, context)
             nd._internal._dsoftmax_sgd(gradient.values, along, rows, *arrays, **options)
-            return
-        values = gradient.whole()
-        if rows is not None:
-            values = workspace.row_sparse(values, rows, weight.shape)
-        options["clip_gradient"] = self.clip_gradient or -1.0
+        elif rows is None:
+            self._update_all(gradient.whole(), *arrays)
+        else:
+            with copied_rows(arrays, rows, workspace) as copies:
+                self._update_all(gradient.whole(), *copies)
+
+    def _update_all(
+        self, values: nd.NDArray, weight: nd.NDArray, state: nd.NDArray | None = None
+    ) -> None:
+        """Update all rows by a gradient of these values, by MXNet's operators."""
+        options = {**self._asdict(), "clip_gradient": self.clip_gradient or -1.0}
         if state is None:
             del options["momentum"]
-            nd.sgd_update(weight, values, out=weight, lazy_update=True, **options)
+            nd.sgd_update(weight, values, out=weight, **options)
         else:
-            nd.sgd_mom_update(weight, values, state, out=weight, lazy_update=True, **options)
+            nd.sgd_mom_update(weight, values, state, out=weight, **options)
 
 
 def combine(parts: list[nd.NDArray]) -> nd.NDArray:

@@ -9,7 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
-from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, set_rows, take_rows
+from dsoftmax.losses.kernels import RowGradient, Sgd, Workspace, copied_rows
 from dsoftmax.losses.stores.base import state_name
 from dsoftmax.losses.update import StaleGradientError
 from dsoftmax.recognition.common.arrays import Blocks, map_arrays, save_arrays
@@ -88,6 +88,12 @@ class HeadTrainer:
             Gradients are divided by it. For several micro-batches, give the samples of all.
         ignore_stale_grad : bool
             Do nothing, instead of raising, if there was no backward pass since the last step.
+
+        Raises
+        ------
+        ValueError
+            A loss or an embedding is not finite. Nothing has been updated, and the update is given
+            up.
         """
         try:
             gradients = self._head.take_gradients()
@@ -132,17 +138,11 @@ class HeadTrainer:
         self._optimizer._index_update_count[number] = self._updates
 
     def _update_some(self, number: int, weight, state, class_rows: np.ndarray, gradient) -> None:
-        """Update some class rows by the optimizer's dense update of a copy of them.
-
-        MXNet's own updates of single rows exist for few optimizers, and some of those (``ftrl``)
-        silently update all rows.
-        """
-        arrays = (weight, *_as_tuple(state))
-        copies = [take_rows(array, class_rows) for array in arrays]
-        of_copies = tuple(copies[1:]) if isinstance(state, tuple) else (copies[1:] or [None])[0]
-        self._optimizer.update(number, copies[0], gradient, of_copies)
-        for array, copied in zip(arrays, copies):
-            set_rows(array, class_rows, copied)
+        """Update some class rows by the optimizer's dense update of a copy of them."""
+        arrays = [weight, *_as_tuple(state)]
+        with copied_rows(arrays, class_rows, self._workspaces[number]) as copies:
+            of_copies = tuple(copies[1:]) if isinstance(state, tuple) else (copies[1:] or [None])[0]
+            self._optimizer.update(number, copies[0], gradient, of_copies)
 
     def _sgd(self, number: int) -> Sgd:
         optimizer = self._optimizer
@@ -185,7 +185,7 @@ class HeadTrainer:
             "num_update": self._updates,
             "learning_rate": self._optimizer.lr,
             "step": self._head.step,
-            "criterion": self._head.criterion.state,
+            "criterion": self._head.criterion.read_state(),
         }
         content["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
         return content

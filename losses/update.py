@@ -26,6 +26,17 @@ class StaleGradientError(RuntimeError):
     """There was no backward pass since the last update."""
 
 
+def check_lengths(lengths: np.ndarray) -> None:
+    """Refuse embeddings of which some lengths, (B,), are not finite."""
+    bad = np.flatnonzero(~np.isfinite(lengths))
+    if bad.size:
+        raise ValueError(
+            f"{bad.size} of {len(lengths)} embeddings hold NaN or infinite numbers, sample "
+            f"{bad[0]} is the first: the network before the head has diverged (try a lower "
+            "learning rate, a warm-up or gradient clipping)"
+        )
+
+
 class Update:
     """One update of the class weights: its class rows and its batches.
 
@@ -67,6 +78,8 @@ class Update:
             for shard, workspace in zip(store.shards, workspaces)
         ]
         self._steps: list[Step] = []
+        self._losses: list[nd.NDArray] = []  # (B, 2) of each batch: losses, embeddings' lengths
+        self._mean_loss: float | None = None  # of them, once it was read
         self.loss_parts: dict[str, list[nd.NDArray]] = {"intra": [], "inter": []}
 
     @property
@@ -101,6 +114,26 @@ class Update:
         step = Step(self._store, inputs, embeddings, self._rows, self._workspaces)
         self._steps.append(step)
         return step
+
+    def watch(self, loss: nd.NDArray, lengths: nd.NDArray) -> None:
+        """Take up the loss of each sample of a batch and the lengths of its embeddings, (B,)."""
+        self._losses.append(nd.stack(loss.detach(), lengths.detach(), axis=1))
+        self._mean_loss = None
+
+    def read_loss(self) -> float:
+        """Return the mean loss of the batches so far; see `Head.read_loss`."""
+        if self._mean_loss is None:
+            numbers = _join(self._losses).asnumpy()
+            # A loss may be finite although the embedding is not: 1 / length is 0 if it overflows.
+            check_lengths(numbers[:, 1])
+            bad = np.flatnonzero(~np.isfinite(numbers[:, 0]))
+            if bad.size:
+                raise ValueError(
+                    f"the loss is not finite for {bad.size} of {len(numbers)} samples, sample "
+                    f"{bad[0]} is the first"
+                )
+            self._mean_loss = float(numbers[:, 0].mean(dtype=np.float64))
+        return self._mean_loss
 
     def release(self) -> list[Workspace]:
         """Give the memory back; from now on the update has no gradients to class weights."""
@@ -157,7 +190,7 @@ class Update:
         ]
         sums = zip(*(step.negatives[:3] for step in steps))
         negatives = NegativeSums(*(_join(parts) for parts in sums), None)
-        return Figures(self._store.shape[0], inputs, z_y, negatives)
+        return Figures(self._store.shape[0], inputs, z_y, negatives, self.loss_parts)
 
 
 def _join(parts) -> nd.NDArray:
@@ -272,6 +305,8 @@ class Updates:
         RuntimeError
             Backward passed through several batches that are not one update, through a batch that
             was superseded, or not through all micro-batches.
+        ValueError
+            A loss or an embedding is not finite; the update is given up.
         """
         updates = [*self._superseded, *([self._pending] if self._pending else [])]
         backward = [update for update in updates if update.went_backward]
@@ -299,6 +334,11 @@ class Updates:
                 f"{problem}, but a head holds the gradients of one: call backward and step for "
                 "each batch before the next, or begin_update for several micro-batches"
             )
+        try:
+            update.read_loss()
+        except ValueError:
+            self._retire(update)
+            raise
         return self._gradients_of(update)
 
     def _gradients_of(

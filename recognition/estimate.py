@@ -117,8 +117,9 @@ def of_device(
     class_rows = -(-head.num_classes // head.devices)
     used = max(round(class_rows * (head.sampled_share or 1)), 1)
     at_once = min(head.chunk or (used if head.keeps_logits else CACHED_CLASSES), used)
-    # The class rows in use are copied, and have a gradient and an update of the same size.
-    copied = 3 * used if head.sampled_share else 0
+    # The class rows in use are copied, have a gradient of the same size, and are copied once more,
+    # with their momenta, to be updated.
+    copied = (4 if head.momentum else 3) * used if head.sampled_share else 0
     return Estimate(
         FLOAT_BYTES * (3 * parameters + statistics),
         int(KEPT_BESIDE_OUTPUTS * FLOAT_BYTES * produced),

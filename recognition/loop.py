@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import signal
 import sys
@@ -211,9 +210,24 @@ class Run:
         images = self._micro_batches(batch.data)
         labels = self.group.gather_integers("labels", batch.label.astype(np.int64))
         size, labels = len(labels), self._micro_batches(labels)
-        if len(labels) > 1:
+        if not head.sampler.needs_embeddings:
+            # Before the network, so that the class rows come while it computes. MXNet fetches them
+            # after the last update of them, which was queued before: they are never out of date.
             head.begin_update(labels)
-        means = []
+        try:
+            mean_loss = self._compute_gradients(batch, images, labels, rate)
+            backbone.update(rate, size)
+            head_trainer.set_learning_rate(rate * self.settings.fc7_lr_mult)
+            head_trainer.step(size)
+        finally:
+            head.drop_update()  # what an error leaves; a whole step leaves nothing
+        return mean_loss
+
+    def _compute_gradients(
+        self, batch: Batch, images: list[np.ndarray], labels: list[np.ndarray], rate: float
+    ) -> float:
+        """Go forward and backward with all micro-batches; return the mean loss."""
+        backbone, head, _ = self.trained
         try:
             for number, (part, part_labels) in enumerate(zip(images, labels)):
                 embeddings = backbone.forward(part, self._key(number))
@@ -221,15 +235,9 @@ class Run:
                     loss = head(embeddings, part_labels)
                 loss.backward()
                 backbone.backward(embeddings.grad)
-                means.append(float(loss.mean().asscalar()))
-                if not math.isfinite(means[-1]):
-                    raise ValueError("the loss is not finite")
+            return head.read_loss()  # only now wait: the device still has to go backward
         except ValueError as error:
             raise DivergedError(self._diagnose(error, batch, rate)) from None
-        backbone.update(rate, size)
-        head_trainer.set_learning_rate(rate * self.settings.fc7_lr_mult)
-        head_trainer.step(size)
-        return sum(means) / len(means)
 
     def _micro_batches(self, samples: np.ndarray) -> list[np.ndarray]:
         """Split the samples of a step into micro-batches, each with a part of every device's."""

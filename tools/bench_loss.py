@@ -12,7 +12,8 @@ step, so that other load on the machine affects all of them alike. The first ste
 
 --distributed starts a job of two workers and two servers on this machine. It takes turns with one
 process that has all class weights, in the host's memory or the device's. It prints the time of a
-step and of its parts, the bytes each worker sends and receives, and the memory of the servers.
+step and of its parts, what it hides to fetch class rows while a network runs, the bytes each worker
+sends and receives, and the memory of the servers.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+import json
 import math
 
 import mxnet as mx
@@ -158,8 +159,8 @@ def test_adaface_follows_the_lengths(rng):
     criterion = losses.AdaFace(64)
     for _ in range(2000):
         criterion.arguments(BatchContext(0, nd.array(rng.normal(15, 3, 64))))
-    assert criterion.state["mean"] == pytest.approx(15, abs=0.5)
-    assert criterion.state["deviation"] == pytest.approx(3, abs=0.5)
+    assert criterion.read_state()["mean"] == pytest.approx(15, abs=0.5)
+    assert criterion.read_state()["deviation"] == pytest.approx(3, abs=0.5)
     (quality,) = criterion.arguments(BatchContext(0, nd.array([15.0, 100, 0.1])))
     assert quality.asnumpy() == pytest.approx([0, 1, -1], abs=0.1)
 
@@ -167,12 +168,39 @@ def test_adaface_follows_the_lengths(rng):
 def test_evaluation_leaves_adaface_as_it_is():
     head = losses.create("adaface", 10, 4)
     head.initialize()
-    before = dict(head.criterion.state)
+    before = head.criterion.read_state()
     head(nd.ones((2, 4)), np.array([0, 1]))
-    assert head.criterion.state == before
+    assert head.criterion.read_state() == before
     with autograd.record():
         head(nd.ones((2, 4)), np.array([0, 1]))
-    assert head.criterion.state != before
+    assert head.criterion.read_state() != before
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_embeddings_that_are_not_finite_leave_adaface_as_it_is(bad):
+    """They are noticed later, when the trainer refuses their batch."""
+    criterion = losses.AdaFace(64)
+    criterion.arguments(BatchContext(0, nd.array([15.0, 17.0])))
+    before = criterion.read_state()
+    criterion.arguments(BatchContext(0, nd.array([15.0, bad])))
+    assert criterion.read_state() == before
+
+
+def test_the_state_of_adaface_is_exact_in_double_precision(rng):
+    """So that a resumed run, which reads it from JSON, has the same bits."""
+    criterion, resumed = losses.AdaFace(64), losses.AdaFace(64)
+    expected = dict(criterion.state)
+    for _ in range(5):
+        lengths = rng.uniform(5, 50, 8).astype(np.float32)
+        resumed.state.update(json.loads(json.dumps(criterion.read_state())))
+        one, other = (
+            made.arguments(BatchContext(0, nd.array(lengths)))[0].asnumpy()
+            for made in (criterion, resumed)
+        )
+        np.testing.assert_array_equal(one, other)
+        mean = nd.array(lengths).mean().asscalar()
+        expected["mean"] += 0.01 * (mean - expected["mean"])
+        assert criterion.read_state()["mean"] == resumed.read_state()["mean"] == expected["mean"]
 
 
 def test_safe_where_others_overflow():

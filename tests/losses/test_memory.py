@@ -57,6 +57,7 @@ MEGABYTES = 6
         ("dsoftmax_b", {"sample_rate": 0.1}),
         ("hf_softmax", {"sample_rate": 0.1, "trees": 2}),
         ("arcface", {"parts": 3}),
+        ("dsoftmax_k", {"sample_rate": 0.1, "store": "host", "parts": 1}),
         ("dsoftmax_k", {"sample_rate": 0.1, "store": "host", "contexts": 2, "parts": 2}),
     ],
     ids=str,

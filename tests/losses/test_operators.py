@@ -138,18 +138,20 @@ def test_sgd(momentum, clip, every_row, with_along, rng, monkeypatch):
         np.testing.assert_array_equal(fast[0][1], start.astype(np.float32)[1])
 
 
-def test_row_sparse_memory_is_used_again(rng):
+def test_copied_rows(rng):
     workspace = kernels.Workspace(mx.cpu(0))
-    made = []
-    for count in (3, 3, 2, 3, 4, 4):
-        values, rows = rng.normal(size=(count, 5)), np.sort(rng.choice(9, count, replace=False))
-        found = workspace.row_sparse(nd.array(values), rows, (9, 5))
-        expected = np.zeros((9, 5))
-        expected[rows] = values
-        np.testing.assert_allclose(found.asnumpy(), expected, rtol=1e-6)
-        made.append(found)
-    assert made[0] is made[1] is made[3]
-    assert made[4] is made[5]
+    arrays = [nd.zeros((9, 5)), nd.ones((9, 5))]
+    expected = [array.asnumpy() for array in arrays]
+    for count in (3, 2, 4):
+        rows = rng.choice(9, count, replace=False)
+        values = rng.normal(size=(count, 5)).astype(np.float32)
+        with kernels.copied_rows(arrays, rows, workspace) as copies:
+            for copied, array in zip(copies, expected):
+                np.testing.assert_array_equal(copied.asnumpy(), array[rows])
+                copied += nd.array(values)
+                array[rows] += values
+        for array, wanted in zip(arrays, expected):
+            np.testing.assert_array_equal(array.asnumpy(), wanted)
 
 
 def test_only_for_arrays_on_a_cpu(monkeypatch):

@@ -29,8 +29,10 @@ def test_memory_grows_as_it_should(of_device):
     assert of_device(chunk=100).logits == whole.logits / 10
     large = {"num_classes": 1_000_000, "batch_size": 16, "keeps_logits": False}
     assert of_device(**large).logits == 3 * 4 * 16 * CACHED_CLASSES
-    assert of_device(sampled_share=0.1).classes == STORED + 4 * 10 * 3 * 100
-    assert of_device(sampled_share=0.1, store="host").classes == 4 * 10 * 3 * 100
+    assert of_device(sampled_share=0.1).classes == STORED + 4 * 10 * 4 * 100
+    assert of_device(sampled_share=0.1, store="host").classes == 4 * 10 * 4 * 100
+    without = of_device(sampled_share=0.1, momentum=0.0)
+    assert without.classes == STORED / 2 + 4 * 10 * 3 * 100
 
 
 def test_where_class_weights_are_stored():

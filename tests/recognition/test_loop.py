@@ -11,6 +11,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from dsoftmax.losses import operators
 from dsoftmax.recognition import loop, states, train
 from dsoftmax.recognition.common.distributed.group import Group
 from dsoftmax.recognition.networks.layers import BatchNorm
@@ -20,6 +21,7 @@ from tests.recognition.runs import (
     newest,
     read_table,
 )
+from tests.waits import counted_waits
 
 
 def test_sigterm_saves_and_leaves(flags):
@@ -96,6 +98,92 @@ def test_a_nan_stops_the_run_before_it_is_saved(flags, capsys):
     assert len(found["images"]) == 8
     assert not (folder_of(made) / "states").exists()
     assert not list(folder_of(made).glob("model-*.params"))
+
+
+class TestSteps:
+    """The order of a step, and where it waits."""
+
+    SAMPLED = {"loss": "dsoftmax_k", "sample_rate": 0.4}  # noqa: RUF012
+
+    @pytest.mark.parametrize("with_operators", [True, False])
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {},
+            {"loss": "adaface", "clip_gradient": 0.1},
+            {"loss": "dsoftmax_b", "sample_rate": 0.5, "chunk": 2},
+            SAMPLED,
+            {**SAMPLED, "store": "host"},
+            {**SAMPLED, "store": "host", "accumulate": 2, "per_batch_size": 4},
+            {"freeze_backbone": True},
+        ],
+        ids=str,
+    )
+    def test_wait_once(self, flags, changes, with_operators, monkeypatch):
+        """A GPU would idle wherever else Python waits for it."""
+        if not with_operators:
+            monkeypatch.setattr(operators, "_is_loaded", False)
+            monkeypatch.setenv(operators.SWITCH, "0")
+        run = loop.Run(parse(flags(**changes)))
+        found = []
+        for batch in run.plan.pipeline.epoch(0):
+            with counted_waits() as waits:
+                run.train_step(batch)
+            run.step += 1
+            found.append(waits)
+        for waits in found[1:]:  # the first step makes momenta
+            assert sum(waits.values()) == 1, waits
+
+    @pytest.mark.parametrize("accumulate", [1, 2])
+    def test_class_rows_are_fetched_before_the_network_runs(self, flags, accumulate):
+        size = 8 // accumulate
+        run = loop.Run(parse(flags(**self.SAMPLED, accumulate=accumulate, per_batch_size=size)))
+        calls = []
+        backbone, (shard,) = run.trained.backbone, run.trained.head.store.shards
+        gather, forward = shard.gather, backbone.forward
+        shard.gather = lambda *arguments: (calls.append("rows"), gather(*arguments))
+        backbone.forward = lambda *arguments: (calls.append("network"), forward(*arguments))[1]
+        run.train_step(next(run.plan.pipeline.epoch(0)))
+        assert calls == ["rows"] + ["network"] * accumulate
+
+    def test_a_forest_is_not_announced(self, flags):
+        run = loop.Run(parse(flags(loss="hf_softmax", sample_rate=0.5)))
+        run.trained.head.begin_update = pytest.fail
+        assert run.train_step(next(run.plan.pipeline.epoch(0))) > 0
+
+    @pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "per_batch_size": 4}], ids=str)
+    @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+    @pytest.mark.parametrize("place", ["forward", "backward", "update"])
+    def test_an_error_leaves_no_half_begun_update(self, flags, changes, error, place):
+        run = loop.Run(parse(flags(**self.SAMPLED, **changes)))
+        batch = next(run.plan.pipeline.epoch(0))
+        before = run.trained.head.class_weights()
+        method = getattr(run.trained.backbone, place)
+
+        def fail(*_):
+            setattr(run.trained.backbone, place, method)
+            raise error
+
+        setattr(run.trained.backbone, place, fail)
+        with pytest.raises(error):
+            run.train_step(batch)
+        np.testing.assert_array_equal(run.trained.head.class_weights(), before)
+        assert run.train_step(batch) > 0
+
+    @pytest.mark.parametrize("changes", [{}, {"accumulate": 2, "per_batch_size": 4}], ids=str)
+    def test_nothing_is_updated_by_a_loss_that_is_not_finite(self, flags, changes):
+        run = loop.Run(parse(flags(**self.SAMPLED, **changes)))
+        backbone, head, _ = run.trained
+        before = {key: array.asnumpy() for key, array in backbone.parameters().items()}
+        weights = head.class_weights()
+        head.store.shards[0].weight[:] = np.nan
+        with pytest.raises(loop.DivergedError, match="the loss is not finite for 8 of 8 samples"):
+            run.train_step(next(run.plan.pipeline.epoch(0)))
+        for key, array in backbone.parameters().items():
+            if "running" not in key and "moving" not in key:
+                np.testing.assert_array_equal(array.asnumpy(), before[key])
+        head.load_class_weights(weights)
+        run.train_step(next(run.plan.pipeline.epoch(0)))
 
 
 def test_weight_decay_is_of_everything(flags):

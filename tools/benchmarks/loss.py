@@ -30,6 +30,7 @@ from dsoftmax.tools.benchmarks.measuring import Isolated
 COPIED_FLOATS = 1 << 26  # far more than any cache holds
 FLOOR_CLASSES = 1 << 16  # at a time: more are no faster
 SWEEP_ROWS = 100_000  # a sweep leaves out steps with more class weights: they take too long
+NETWORK_SECONDS = 0.1  # of the pause that stands for a network on a GPU: no core is busy
 OPTIMIZER = {"learning_rate": 0.1, "wd": 5e-4}
 
 
@@ -164,8 +165,7 @@ class Bench:
 
     def step(self) -> dict[str, float]:
         """Train on a batch; return the seconds of the step, its sampler and its forest."""
-        size = self.contender.batch_size
-        labels = self._random.integers(0, self.contender.classes, size)
+        labels = self._draw_labels()
         sampling = []
         draw = self.head.sampler.draw
 
@@ -179,11 +179,7 @@ class Bench:
         number = self.head.step
         nd.waitall()
         started = time.perf_counter()
-        with autograd.record():
-            loss = self.head(self.embeddings, labels)
-        loss.backward()
-        self.trainer.step(size)
-        self.wait()
+        self._train(labels)
         seconds = time.perf_counter() - started
         del self.head.sampler.draw
         # A forest is rebuilt every `rebuild_every` steps: charge each step with its share.
@@ -193,6 +189,35 @@ class Bench:
             seconds, sampling[0] = seconds - rebuild, sampling[0] - rebuild
         rebuild /= getattr(self.head.sampler, "rebuild_every", 1)
         return {"step": seconds + rebuild, "sampler": sampling[0] + rebuild, "rebuild": rebuild}
+
+    def step_fetching_early(self) -> float:
+        """Train on a batch whose class rows are fetched before a network runs."""
+        return self._step_after_network(is_early=True)
+
+    def step_fetching_late(self) -> float:
+        """Train on a batch whose class rows are fetched after a network has run."""
+        return self._step_after_network(is_early=False)
+
+    def _step_after_network(self, is_early: bool) -> float:
+        """Return the seconds of a step, of which a stand-in for a network takes some."""
+        labels = self._draw_labels()
+        nd.waitall()
+        started = time.perf_counter()
+        if is_early:
+            self.head.begin_update([labels])
+        time.sleep(NETWORK_SECONDS)
+        self._train(labels)
+        return time.perf_counter() - started
+
+    def _draw_labels(self) -> np.ndarray:
+        return self._random.integers(0, self.contender.classes, self.contender.batch_size)
+
+    def _train(self, labels: np.ndarray) -> None:
+        with autograd.record():
+            loss = self.head(self.embeddings, labels)
+        loss.backward()
+        self.trainer.step(len(labels))
+        self.wait()
 
     def memory(self) -> dict[str, int]:
         """Return the highest number of bytes in use, in all and beyond weights and momenta."""

@@ -35,6 +35,7 @@ from dsoftmax.tools.benchmarks.measuring import Isolated
 WORKERS = SERVERS = 2
 PEERS = ("host", "device")  # stores of one process
 PARTS = ("pull", "compute", "collectives", "push")
+FETCHING = ("late", "early")  # class rows: after the network has run, and before
 TRAFFIC = ("pulled", "pushed", "summed")
 INTERFACES = Path("/proc/net/dev")
 SECONDS_BETWEEN_POLLS = 0.5
@@ -124,6 +125,14 @@ class Worker:
         self._seconds["compute"] = seconds - sum(self._seconds.values())
         return {part: self._seconds[part] for part in PARTS}
 
+    def step_fetching_early(self) -> float:
+        """See `Bench.step_fetching_early`."""
+        return self._bench.step_fetching_early()
+
+    def step_fetching_late(self) -> float:
+        """See `Bench.step_fetching_late`."""
+        return self._bench.step_fetching_late()
+
 
 class Job:
     """A job of workers and servers on loopback; call its workers like an `Isolated` object.
@@ -185,7 +194,7 @@ class Job:
         else:
             self._scheduler = process["pid"]
 
-    def call(self, method: str) -> list[dict[str, float]]:
+    def call(self, method: str) -> list[Any]:
         """Call a method of `Worker` on all workers at once; return one result per worker."""
         with contextlib.suppress(OSError):  # a process that is gone will not answer either
             for stream in self._workers.values():
@@ -288,6 +297,7 @@ def check_memory(peers: Sequence[Contender]) -> None:
 def take_turn(servers: Job, alone: Sequence[Isolated]) -> dict[str, Any]:
     """Measure one step of each single process and of the job."""
     seconds = {store: peer.call("step")["step"] for store, peer in zip(PEERS, alone)}
+    host = alone[PEERS.index("host")]
     before = loopback_bytes()
     steps = servers.call("step")
     return {
@@ -296,6 +306,10 @@ def take_turn(servers: Job, alone: Sequence[Isolated]) -> dict[str, Any]:
         "loopback": loopback_bytes() - before,
         "parts": servers.call("parts"),
         "raw": seconds_of_raw_bytes(),
+        "fetching": {
+            "server": {when: max(servers.call(f"step_fetching_{when}")) for when in FETCHING},
+            "host": {when: host.call(f"step_fetching_{when}") for when in FETCHING},
+        },
     }
 
 
@@ -310,7 +324,8 @@ def summarize(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
         by `PARTS` of a step that waits between them; ``traffic``: bytes per step by `TRAFFIC`, one
         number per worker; ``loopback``: ``bytes`` per step that the interface counted (NaN if it
         does not), their ``ratio`` to the workers' count, and ``raw_seconds`` that one connection
-        takes for the workers' bytes.
+        takes for the workers' bytes; ``fetching``: by store, the seconds of a step with a network
+        by `FETCHING`, and those that are ``hidden``, of steps that are neighbours in time.
     """
     # A step lasts until all workers are done; the time of a part is the workers' average.
     host = [turn["host"] for turn in turns]
@@ -340,6 +355,19 @@ def summarize(turns: Sequence[dict[str, Any]]) -> dict[str, Any]:
             "raw_seconds": statistics.median(
                 turn["raw"] * count / RAW_BYTES for turn, count in zip(turns, moved)
             ),
+        },
+        "fetching": {
+            store: {
+                **{
+                    when: statistics.median(turn["fetching"][store][when] for turn in turns)
+                    for when in FETCHING
+                },
+                "hidden": statistics.median(
+                    turn["fetching"][store]["late"] - turn["fetching"][store]["early"]
+                    for turn in turns
+                ),
+            }
+            for store in ("host", "server")
         },
     }
 

@@ -7,6 +7,7 @@ import pytest
 
 from dsoftmax.tools.bench_loss import main
 from dsoftmax.tools.benchmarks import server_job
+from dsoftmax.tools.benchmarks.loss import NETWORK_SECONDS
 from dsoftmax.tools.benchmarks.server_job import PARTS, RAW_BYTES, Job, summarize
 from dsoftmax.tools.benchmarks.server_report import tables
 
@@ -38,6 +39,10 @@ def test_a_job_against_one_process(tmp_path, capsys):
     assert 0 < found["ratio"] < math.inf
     assert list(found["parts"]) == list(PARTS)
     assert all(0 < seconds < math.inf for seconds in found["parts"].values())
+    assert set(found["fetching"]) == {"host", "server"}
+    for times in found["fetching"].values():
+        assert min(times["late"], times["early"]) > NETWORK_SECONDS
+        assert abs(times["hidden"]) < times["late"]
     assert found["loopback"]["ratio"] > 1
     assert found["loopback"]["raw_seconds"] > 0
     assert len(found["server_bytes"]) == 2
@@ -63,6 +68,10 @@ def turn(seconds, loopback=200.0):
         "parts": [parts, {**parts, "pull": 0.3}],
         "loopback": loopback,
         "raw": 2.0,
+        "fetching": {
+            "server": {"late": seconds, "early": seconds - 0.5},
+            "host": {"late": 1.0, "early": seconds / 4},
+        },
     }
 
 
@@ -72,6 +81,8 @@ def test_medians_and_tables():
     assert found["ratio"] == found["one_process"]["device"]["ratio"] == 2.0
     assert found["parts"] == pytest.approx({**dict.fromkeys(PARTS, 0.1), "pull": 0.2})
     assert found["traffic"]["summed"] == [10, 10]
+    assert found["fetching"]["server"] == {"late": 4.0, "early": 3.5, "hidden": 0.5}
+    assert found["fetching"]["host"] == {"late": 1.0, "early": 1.0, "hidden": 0.0}
     assert found["loopback"] == {"bytes": 200, "ratio": 2.0, "raw_seconds": 200 / RAW_BYTES}
     found.update(name="dsoftmax_k", workers=2, servers=2, server_ratio=1.5)
     found.update(server_bytes=[3 << 20, 4 << 20], empty_bytes=1 << 20)
@@ -79,6 +90,8 @@ def test_medians_and_tables():
     assert ["one", "process,", "store=device", "4000.0", "4000-4000", "2.00"] in lines
     assert ["2", "workers,", "2", "servers", "4000.0", "3000-5000", "2.00"] in lines
     assert ["pull", "200.0", "40%"] in lines
+    assert ["2", "workers,", "2", "servers", "4000.0", "3500.0", "500.0"] in lines
+    assert ["one", "process,", "store=host", "1000.0", "1000.0", "0.0"] in lines
     assert "The servers hold 3 + 4 MB, 1.50 times weights and momenta" in tables(found)
 
 

@@ -40,7 +40,7 @@ class ServerRows:
     def __init__(self, count: int, width: int, group: ServerGroup):
         self.shape = (count, width)
         self._group = group
-        self._has_pushed = False
+        self._has_pushed = self._has_pulled = False  # since everything has arrived
         rows_per_key = LARGEST_KEY // (4 * width)
         self._key_borders = [*range(0, count, rows_per_key), count]
         self._first_range = group.ranges_of_classes
@@ -67,9 +67,14 @@ class ServerRows:
             yield self._first_range + place, start, stop
 
     def pull(self, rows: np.ndarray, key: Key = weights_key) -> nd.NDArray:
-        """Return some rows, sorted and distinct: (n, D) on the CPU."""
+        """Return some rows, sorted and distinct: (n, D) on the CPU.
+
+        It waits for the last push alone. The rows arrive later, like the result of any operator.
+        """
         self._check(rows)
-        self._settle()
+        if self._has_pushed:
+            self._settle()
+        self._has_pulled = True
         parts = []
         for number, first, last in self._key_ranges():
             low, high = np.searchsorted(rows, (first, last))
@@ -78,7 +83,8 @@ class ServerRows:
             pulled = nd.sparse.zeros("row_sparse", (last - first, self.shape[1]))
             index = nd.from_numpy(rows[low:high] - first, zero_copy=False)
             self._group.kv.row_sparse_pull(key(number), out=pulled, row_ids=index)
-            parts.append(pulled.data)
+            # Not `pulled.data`, which waits for the rows.
+            parts.append(nd.Embedding(index, pulled, *pulled.shape))
         if not parts:
             return nd.zeros((0, self.shape[1]))
         return parts[0] if len(parts) == 1 else nd.concat(*parts, dim=0)
@@ -89,7 +95,7 @@ class ServerRows:
         All workers must call it for each update, without rows if they have none.
         """
         self._check(rows)
-        self._settle()
+        self._settle()  # a pull, too: that of an update which was given up is still on its way
         for number, first, last in self._key_ranges():
             low, high = np.searchsorted(rows, (first, last))
             values = None if low == high else gradients[low:high]
@@ -129,10 +135,10 @@ class ServerRows:
             self._push_rows(key(number), last - first, rows, part)
 
     def _settle(self) -> None:
-        """Wait until the servers have received everything that was pushed."""
-        if self._has_pushed:
+        """Wait until everything that was pushed or pulled has arrived."""
+        if self._has_pushed or self._has_pulled:
             nd.waitall()
-            self._has_pushed = False
+            self._has_pushed = self._has_pulled = False
 
     def _check(self, rows: np.ndarray) -> None:
         """Refuse rows that would crash the servers, or that they would drop silently."""

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from dsoftmax.recognition.common.distributed.group import Group
 from dsoftmax.recognition.common.distributed.parameter_server import server
 from dsoftmax.recognition.common.distributed.parameter_server.keys import (
     FIRST_CLASS_KEY,
+    weights_key,
     weights_of_momenta,
 )
 from dsoftmax.recognition.common.distributed.parameter_server.rows import ServerRows
@@ -34,6 +36,7 @@ from tests.recognition.common.distributed.jobs import (
     run,
     states_of,
 )
+from tests.waits import counted_waits
 
 
 class TestHeads:
@@ -450,8 +453,27 @@ class TestServerRows:
     @pytest.fixture
     def rows(self):
         made = ServerRows.__new__(ServerRows)
-        made.shape, made._has_pushed = (10, 4), False
+        made.shape, made._has_pushed, made._has_pulled = (10, 4), False, False
         return made
+
+    @pytest.mark.parametrize("borders", [[0, 10], [0, 4, 10]])
+    def test_a_pull_does_not_wait_for_its_rows(self, rows, borders, rng, monkeypatch):
+        """They arrive while the network computes."""
+        monkeypatch.setenv("DMLC_NUM_SERVER", "2")
+        values = rng.normal(size=(10, 4)).astype(np.float32)
+        ranges = dict(zip(map(weights_key, (0, 1)), zip(borders, borders[1:])))
+
+        class Servers:
+            def row_sparse_pull(self, key, out, row_ids):
+                part = nd.array(values[slice(*ranges[key])])
+                nd.sparse.retain(part.tostype("row_sparse"), row_ids, out=out)
+
+        rows._group, rows._key_borders, rows._first_range = SimpleNamespace(), borders, 0
+        rows._group.kv = Servers()
+        with counted_waits() as waits:
+            pulled = rows.pull(np.array([1, 3, 8]))
+        assert {wait.split(",")[0] for wait in waits} == {"MXNDArraySyncCopyFromCPU"}, waits
+        np.testing.assert_array_equal(pulled.asnumpy(), values[[1, 3, 8]])
 
     @pytest.mark.parametrize(
         ("numbers", "message"),
