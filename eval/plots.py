@@ -81,11 +81,16 @@ def make_figure(width: float, height: float) -> Figure:
     return Figure(figsize=(width, height), layout="constrained")
 
 
+def show_grid(axes: Any) -> None:
+    """Draw a light grid below the curves."""
+    axes.grid(alpha=0.3)
+    axes.set_axisbelow(True)
+
+
 def _axes(width: float = 6.0, height: float = 4.2) -> tuple[Figure, Any]:
     figure = make_figure(width, height)
     axes = figure.subplots()
-    axes.grid(alpha=0.3)
-    axes.set_axisbelow(True)
+    show_grid(axes)
     return figure, axes
 
 
@@ -95,8 +100,8 @@ def _show_percent(axes: Any) -> None:
     axes.yaxis.set_major_formatter(PercentFormatter(1))
 
 
-def style(number: int) -> dict[str, Any]:
-    """Return colour and kind of the line of a curve, by its number in the figure."""
+def line_style(number: int) -> dict[str, Any]:
+    """Return the colour and the kind of line of a figure's curve."""
     return {
         "color": COLOURS[number % len(COLOURS)],
         "linestyle": LINES[number % len(LINES)],
@@ -108,7 +113,7 @@ def draw_roc(curves: Mapping[str, Curve]) -> Figure:
     """Draw true against false accept rates, the latter logarithmic."""
     figure, axes = _axes()
     for number, (name, curve) in enumerate(curves.items()):
-        axes.step(curve.far, curve.tar, where="post", label=name, **style(number))
+        axes.step(curve.far, curve.tar, where="post", label=name, **line_style(number))
     lowest = min(min(curve.tar) for curve in curves.values())
     margin = max(0.04 * (1 - lowest), 1e-4)
     axes.set(
@@ -144,8 +149,7 @@ def draw_scores(histograms: Mapping[str, Histogram]) -> Figure:
                 )
         axes.set(ylabel="share of the pairs", title=name)
         _show_percent(axes)
-        axes.grid(alpha=0.3)
-        axes.set_axisbelow(True)
+        show_grid(axes)
     panels[0].legend()
     panels[-1].set_xlabel("cosine of a pair")
     return figure
@@ -155,7 +159,7 @@ def draw_cmc(curves: Mapping[str, Sequence[float]]) -> Figure:
     """Draw the share of probes whose mate is among the first k, against k."""
     figure, axes = _axes()
     for number, (name, rates) in enumerate(curves.items()):
-        axes.plot(range(1, len(rates) + 1), rates, label=name, **style(number))
+        axes.plot(range(1, len(rates) + 1), rates, label=name, **line_style(number))
     axes.set(xscale="log", xlabel="rank", ylabel="identification rate")
     _show_percent(axes)
     axes.xaxis.set_major_formatter(lambda rank, _: f"{rank:g}")
@@ -167,7 +171,7 @@ def draw_distractors(curves: Mapping[str, Mapping[int, float]]) -> Figure:
     """Draw rank-1 rates against the number of distractors."""
     figure, axes = _axes()
     for number, (name, rates) in enumerate(curves.items()):
-        axes.plot(list(rates), list(rates.values()), marker="o", label=name, **style(number))
+        axes.plot(list(rates), list(rates.values()), marker="o", label=name, **line_style(number))
     axes.set(xscale="log", xlabel="distractors", ylabel="rank-1 identification rate")
     _show_percent(axes)
     axes.legend(loc="lower left")
@@ -216,7 +220,7 @@ def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
         mean = float(share @ centres)
         sigma = float(np.sqrt(share @ (centres - mean) ** 2))
         label = f"{name}: mean {mean:+.3f}, 3σ {3 * sigma:.3f}"
-        axes.plot(centres, share / width, label=label, **style(number))
+        axes.plot(centres, share / width, label=label, **line_style(number))
         seen = np.abs(centres[counts > 0])
         widest = max(widest, float(seen.max()) if seen.size else 0.0)
     dimensions = {weights.shape[1] for weights in sets.values()}
@@ -245,14 +249,34 @@ def draw_scatter(embeddings: np.ndarray, labels: np.ndarray, title: str = "") ->
     embeddings : (n, 3)
     labels : (n,) int
     """
+    figure = make_figure(5, 5)
+    axes = figure.add_subplot(projection="3d")
+    scatter(axes, embeddings, labels)
+    axes.set_title(title)
+    if len(np.unique(labels)) <= 10:
+        axes.legend(title="class", fontsize=8, loc="center left", bbox_to_anchor=(0.98, 0.5))
+    return figure
+
+
+def scatter(
+    axes: Any, embeddings: np.ndarray, labels: np.ndarray, rays: np.ndarray | None = None
+) -> None:
+    """Draw embeddings on the sphere into axes of three dimensions.
+
+    Parameters
+    ----------
+    axes : mpl_toolkits.mplot3d.axes3d.Axes3D
+    embeddings : (n, 3)
+    labels : (n,) int
+    rays : (classes, 3), optional
+        Directions to draw from the centre, one per class; by default the mean of its embeddings.
+    """
     if embeddings.ndim != 2 or embeddings.shape[1] != 3:
         raise ValueError(
             f"embeddings {embeddings.shape} are not of width 3: this figure needs a network "
             "trained with --emb-size 3"
         )
     points = metrics.normalized(np.asarray(embeddings, np.float64))
-    figure = make_figure(5, 5)
-    axes = figure.add_subplot(projection="3d")
     turn, height = np.mgrid[0 : 2 * np.pi : 37j, 0 : np.pi : 19j]
     sphere = (np.cos(turn) * np.sin(height), np.sin(turn) * np.sin(height), np.cos(height))
     axes.plot_wireframe(*sphere, color="grey", alpha=0.15, linewidth=0.5)
@@ -261,14 +285,11 @@ def draw_scatter(embeddings: np.ndarray, labels: np.ndarray, title: str = "") ->
         of_class = points[labels == label]
         colour = colours[number % len(colours)]
         axes.scatter(*of_class.T, s=6, color=colour, label=str(label), depthshade=True)
-        centre = metrics.normalized(of_class.mean(axis=0, keepdims=True))[0]
-        axes.plot(*zip((0, 0, 0), centre), color=colour, linewidth=1.5)
-    axes.set_box_aspect((1, 1, 1))
-    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1), title=title)
+        ray = of_class.mean(axis=0) if rays is None else np.asarray(rays[number], np.float64)
+        axes.plot(*zip((0, 0, 0), ray / np.linalg.norm(ray)), color=colour, linewidth=1.5)
+    axes.set_box_aspect((1, 1, 1), zoom=1.3)  # there are no labels to leave room for
+    axes.set(xlim=(-1, 1), ylim=(-1, 1), zlim=(-1, 1))
     axes.set_axis_off()
-    if len(np.unique(labels)) <= 10:
-        axes.legend(title="class", fontsize=8, loc="center left", bbox_to_anchor=(0.98, 0.5))
-    return figure
 
 
 def save(figure: Figure, path: str) -> None:
