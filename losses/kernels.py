@@ -75,7 +75,10 @@ def set_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:
 
 @contextlib.contextmanager
 def copied_rows(
-    arrays: list[nd.NDArray], rows: np.ndarray, workspace: Workspace
+    arrays: list[nd.NDArray],
+    rows: np.ndarray,
+    workspace: Workspace,
+    first: nd.NDArray | None = None,
 ) -> Iterator[list[nd.NDArray]]:
     """Lend copies of distinct rows of some arrays, and write them back at the end.
 
@@ -89,11 +92,13 @@ def copied_rows(
     rows : (n,)
     workspace : Workspace
         On the arrays' context.
+    first : (n, D), optional
+        A copy of the first array's rows, if there is one that nobody needs any more.
     """
-    copies = [
-        take_rows(array, rows, workspace.get(f"copy {place}", len(rows), array.shape[1]))
-        for place, array in enumerate(arrays)
-    ]
+    copies = [] if first is None else [first]
+    for place, array in enumerate(arrays[len(copies) :]):
+        buffer = workspace.get(f"copy {place}", len(rows), array.shape[1])
+        copies.append(take_rows(array, rows, buffer))
     yield copies
     for array, copied in zip(arrays, copies):
         set_rows(array, rows, copied)
@@ -296,7 +301,8 @@ class Sgd(NamedTuple):
         elif rows is None:
             self._update_all(gradient.whole(), *arrays)
         else:
-            with copied_rows(arrays, rows, workspace) as copies:
+            # The step's own copy of the weights has served its purpose when the gradient is whole.
+            with copied_rows(arrays, rows, workspace, gradient.weight) as copies:
                 self._update_all(gradient.whole(), *copies)
 
     def _update_all(

@@ -128,7 +128,7 @@ def test_all_figures_are_one_read(parts, rng):
     head, trainer = make("dsoftmax_b")
     train(head, trainer, batches(rng, parts), is_announced=True)
     with counted_waits() as waits:
-        assert len(head.stats) == 8
+        assert len(head.stats) == 9
     assert sum(waits.values()) == 1, waits
 
 

@@ -47,7 +47,7 @@ class Outcome(NamedTuple):
         """Return the values of `COLUMNS`."""
         figures = [part[name] for part in (self.validation, self.test) for name in NAMES]
         figures += [self.others[name] for name in OTHERS]
-        return [self.setting, self.cell, self.seed, *(f"{figure:.6g}" for figure in figures)]
+        return [self.setting, self.cell, self.seed, *(f"{figure:.10g}" for figure in figures)]
 
     @classmethod
     def from_row(cls, row: dict[str, str]) -> Outcome:

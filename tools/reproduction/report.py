@@ -10,6 +10,7 @@ import numpy as np
 from dsoftmax.eval import plots
 from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.tools.reproduction import curves, sphere
 from dsoftmax.tools.reproduction import outcomes as files
 from dsoftmax.tools.reproduction.grid import D_VALUES, TARGETS, Setting
 from dsoftmax.tools.reproduction.outcomes import Outcome, of_cell
@@ -69,9 +70,9 @@ def _draw(target: str, found: Sequence[Outcome], study: Study, runner: Runner) -
         return draw_figure4(study, runner)
     if target == "figure5":
         return draw_figure5(found, study.setting)
-    from dsoftmax.tools.reproduction import curves
-
-    return getattr(curves, f"draw_{target}")()
+    if target == "figure1":
+        return sphere.draw_figure1()
+    return curves.draw_figure2() if target == "figure2" else curves.draw_figure3()
 
 
 def draw_figure4(study: Study, runner: Runner) -> Any | None:
@@ -96,7 +97,7 @@ def draw_figure5(found: Sequence[Outcome], setting: Setting) -> Any:
     """Draw the rank-1 rate against d, of D-Softmax and of D-Softmax-K."""
     figure = plots.make_figure(6.0, 4.2)
     axes = figure.subplots()
-    axes.grid(alpha=0.3)
+    plots.show_grid(axes)
     for number, (kind, label) in enumerate((("d", "D-Softmax"), ("k", "D-Softmax-K"))):
         points = []
         for d in D_VALUES:
@@ -106,7 +107,13 @@ def draw_figure5(found: Sequence[Outcome], setting: Setting) -> Any:
         if points:
             d, mean, deviation = (100 * np.array(column) for column in zip(*points))
             axes.errorbar(
-                d / 100, mean, deviation, label=label, marker="o", capsize=3, **plots.style(number)
+                d / 100,
+                mean,
+                deviation,
+                label=label,
+                marker="o",
+                capsize=3,
+                **plots.line_style(number),
             )
     axes.set(xlabel="d", ylabel="rank-1 identification rate (%)")
     axes.legend()

@@ -93,8 +93,8 @@ CHECKED = ("softmax", "rand-softmax", *(f"{kind}-{d}" for kind in ("d", "k") for
 def small_settings(seeds: int) -> list[Setting]:
     """Return the settings of the committed tables: the main one, and what checks it."""
     faces = {"data": SMALL_FACES.name, "part": 64, "seeds": seeds, "per_batch_size": 62}
-    steps = {"max_steps": 5000, "foundation_steps": 20000}
-    longer = {**steps, "max_steps": 20000}
+    steps = {"max_steps": 3000, "foundation_steps": 20000}
+    longer = {**steps, "max_steps": 12000}
     main = setting_of("faces", "20,000 synthetic identities, s = 16", scale=16, **faces, **steps)
     scaled = setting_of("faces-s32", "The same with s = 32", scale=32, **faces, **steps)
     long = setting_of(
