@@ -25,7 +25,7 @@ def inner_products(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[n
     Yields
     ------
     (m, n) float32
-        Asking for the next one gives its memory away.
+        Its memory is used again as soon as the next one is asked for.
 
     Examples
     --------
