@@ -20,7 +20,7 @@ from dsoftmax.recognition.common.cli import default_threads
 from dsoftmax.recognition.common.inner_products import inner_products
 from dsoftmax.recognition.common.progress import progress
 
-BLOCK_BYTES = 48 << 20  # of scores per block; there are two
+BLOCK_BYTES = 32 << 20  # of scores per block; there are two
 PROBES_PER_BAND = 256  # bands are searched on several threads
 
 
