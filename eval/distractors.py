@@ -10,14 +10,18 @@ are computed block by block, and only those that can still matter are kept.
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+import functools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from dsoftmax.recognition.common.inner_products import InnerProducts
+from dsoftmax.recognition.common.cli import default_threads
+from dsoftmax.recognition.common.inner_products import inner_products
 from dsoftmax.recognition.common.progress import progress
 
-BLOCK_BYTES = 128 << 20  # of scores per block
+BLOCK_BYTES = 32 << 20  # of scores per block; there are two
+PROBES_PER_BAND = 256  # bands are searched on several threads
 
 
 class Ranking(NamedTuple):
@@ -87,56 +91,93 @@ def rank_distractors(
         raise ValueError(f"{len(probes)} probes and {count} distractors: there is nothing to rank")
     order = np.random.default_rng(seed).permutation(among)
     sizes = sorted({*(size for size in sizes if 0 < size < count), count})
-    width = max(BLOCK_BYTES // (4 * len(probes)), 1)
-    products = InnerProducts(probes, min(width, count))
-    is_high = np.empty(len(probes) * min(width, count), bool)
-    best = np.full(len(probes), -np.inf, np.float32)
-    best_at, start = [], 0
-    top = _TopOfEach(len(probes), min(most, count))
+    parts = list(_cut(sizes, max(BLOCK_BYTES // (4 * len(probes)), 1), 4 * most))
+    blocks = inner_products((probes, distractors[order[part]]) for part in parts)
+    borders = [*range(0, len(probes), PROBES_PER_BAND), len(probes)]
+    bands = [_Band(slice(*rows), min(most, count)) for rows in zip(borders, borders[1:])]
     highest = _Highest(int(tail * len(probes) * count + 1e-9) + 1)  # rounded as metrics.at_far does
-    with progress(total=count, desc="ranking", unit="distractors") as bar:
-        for size in sizes:
-            while start < size:
-                # The first blocks are small: before there are floors, all their scores matter.
-                stop = min(start + min(width, max(start, 4 * most)), size)
-                block = products(distractors[order[start:stop]])
-                np.maximum(best, block.max(axis=1), out=best)
-                floor = np.minimum(top.floor, highest.floor)
-                mask = is_high[: block.size].reshape(block.shape)
-                np.greater(block, floor[:, None], out=mask)
-                hits = np.flatnonzero(mask)
-                values = block.reshape(-1)[hits]
-                top.add((hits // block.shape[1]).astype(np.int32), values)
+    best_at = []
+    # numpy would copy rows that are shorter than its buffer before it compares them with a column.
+    pool = ThreadPoolExecutor(default_threads(), initializer=np.setbufsize, initargs=(1024,))
+    with pool, progress(total=count, desc="ranking", unit="distractors") as bar:
+        for block, part in zip(blocks, parts):
+            add = functools.partial(_Band.add, block=block, floor=highest.floor)
+            for values in pool.map(add, bands):
                 highest.add(values)
-                bar.update(stop - start)
-                start = stop
-            best_at.append(best.copy())
-    return Ranking(sizes, np.stack(best_at), top.finish(), highest.finish(), len(probes) * count)
+            if part.stop in sizes:
+                best_at.append(np.concatenate([band.top().max(axis=1) for band in bands]))
+            bar.update(part.stop - part.start)
+    top = np.sort(np.concatenate([band.top() for band in bands]), axis=1)[:, ::-1]
+    return Ranking(sizes, np.stack(best_at), top, highest.finish(), len(probes) * count)
 
 
-class _TopOfEach:
-    """Keeps the k highest scores of each row; no score at or below `floor` can be among them."""
+def _cut(sizes: list[int], width: int, first: int) -> Iterator[slice]:
+    """Cut the distractors into blocks of `width` at most, with a border at each of the sizes.
 
-    def __init__(self, rows: int, k: int):
-        self._top = np.full((rows, k), -np.inf, np.float32)
-        self.floor = np.full(rows, -np.inf, np.float32)
+    The first blocks are small: before there are floors, all their scores matter.
+    """
+    start = 0
+    for size in sizes:
+        while start < size:
+            stop = min(start + min(width, max(start, first)), size)
+            yield slice(start, stop)
+            start = stop
 
-    def add(self, rows: np.ndarray, values: np.ndarray) -> None:
-        """Take new values and the rows they belong to, in ascending order of rows."""
-        can_be = values > self.floor[rows]
+
+class _Band:
+    """Keeps the k highest scores of each of some neighbouring probes.
+
+    Parameters
+    ----------
+    rows : slice
+        The probes.
+    k : int
+    """
+
+    def __init__(self, rows: slice, k: int):
+        self._rows = rows
+        self._top = np.full((rows.stop - rows.start, k), -np.inf, np.float32)
+        self._floor = self._top[:, 0]  # no score at or below it can be among the k highest
+        self._begin()
+
+    def _begin(self) -> None:
+        self._pending = [(np.zeros(0, np.int64), np.zeros(0, np.float32))]  # rows and scores
+        self._pending_size = 0
+
+    def add(self, block: np.ndarray, floor: float) -> np.ndarray:
+        """Take the scores of all probes with some distractors, (p, n).
+
+        Returns
+        -------
+        (m,) float32
+            The scores of this band above `floor`, and perhaps lower ones.
+        """
+        scores = block[self._rows]
+        hits = np.flatnonzero(scores > np.minimum(self._floor, floor)[:, None])
+        values = scores.reshape(-1)[hits]
+        self._pending.append((hits // scores.shape[1], values))
+        self._pending_size += len(values)
+        if self._pending_size > self._top.size:
+            self.top()
+        return values
+
+    def top(self) -> np.ndarray:
+        """Return the highest scores so far, (probes, k), in any order."""
+        rows, values = (np.concatenate(arrays) for arrays in zip(*self._pending))
+        self._begin()
+        can_be = np.flatnonzero(values > self._floor[rows])
+        can_be = can_be[np.argsort(rows[can_be], kind="stable")]
         rows, values = rows[can_be], values[can_be]
-        counts = np.bincount(rows, minlength=len(self.floor))
+        counts = np.bincount(rows, minlength=len(self._top))
         place_in_row = np.arange(len(rows)) - (np.cumsum(counts) - counts)[rows]
         k = self._top.shape[1]
-        wide = np.full((len(self.floor), k + counts.max()), -np.inf, np.float32)
+        wide = np.full((len(self._top), k + counts.max()), -np.inf, np.float32)
         wide[:, :k] = self._top
         wide[rows, k + place_in_row] = values
         wide.partition(wide.shape[1] - k, axis=1)
         self._top = wide[:, -k:].copy()
-        self.floor = self._top[:, 0].copy()  # partitioned: the lowest of them comes first
-
-    def finish(self) -> np.ndarray:
-        return np.sort(self._top, axis=1)[:, ::-1]
+        self._floor = self._top[:, 0].copy()  # partitioned: the lowest of them comes first
+        return self._top
 
 
 class _Highest:

@@ -40,7 +40,7 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.common.inner_products import InnerProducts
+from dsoftmax.recognition.common.inner_products import inner_products
 from dsoftmax.recognition.data.images import load_rgb
 
 FARS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1)
@@ -94,10 +94,11 @@ def search(
     in_gallery = pooled.rows(gallery[0], f"gallery {name}")
     in_probes = pooled.rows(probes[0], "the probes")
     entries = pooled.features[in_gallery]
+    starts = range(0, len(in_probes), PROBES_PER_BLOCK)
+    blocks = [slice(start, start + PROBES_PER_BLOCK) for start in starts]
+    products = inner_products((pooled.features[in_probes[block]], entries) for block in blocks)
     parts = []
-    for start in range(0, len(in_probes), PROBES_PER_BLOCK):
-        block = slice(start, start + PROBES_PER_BLOCK)
-        scores = InnerProducts(pooled.features[in_probes[block]], len(entries))(entries)
+    for scores, block in zip(products, blocks):
         scores[pooled.is_empty[in_probes[block]]] = templates.FAILED
         scores[:, pooled.is_empty[in_gallery]] = templates.FAILED
         parts.append(metrics.identify(scores, probes[1][block], gallery[1]))

@@ -1,76 +1,118 @@
-"""Multiply vectors in numpy's arrays, by the fastest way this CPU has."""
+"""Multiply matrices in numpy's arrays, by the fastest way this CPU has."""
 
 from __future__ import annotations
 
 import ctypes
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+from typing import Iterable, Iterator
 
 import numpy as np
 
 from dsoftmax.recognition.common.preflight import mxnet
 
 
-class InnerProducts:
-    """The inner products of some vectors with others, which come block by block.
+def inner_products(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[np.ndarray]:
+    """Yield the inner products of all rows of `a` with all rows of `b`, for each pair (a, b).
+
+    A thread computes them one pair ahead, while the caller works on those it has.
 
     Parameters
     ----------
-    vectors : (m, D) float
-    most : int
-        The largest number of vectors in a block.
+    pairs : iterable of ((m, D), (n, D)) float
+        Of any sizes. The matrices must not be changed afterwards.
+
+    Yields
+    ------
+    (m, n) float32
+        Its memory is used again as soon as the next one is asked for.
 
     Examples
     --------
-    >>> products = InnerProducts(np.eye(2), most=3)
-    >>> products(np.array([[1, 2], [3, 4], [5, 6]]))
-    array([[1., 3., 5.],
-           [2., 4., 6.]], dtype=float32)
+    >>> a, b = np.eye(2), np.array([[1, 2], [3, 4], [5, 6]])
+    >>> for products in inner_products([(a, b), (a, 2 * b)]):
+    ...     print(products)
+    [[1. 3. 5.]
+     [2. 4. 6.]]
+    [[ 2.  6. 10.]
+     [ 4.  8. 12.]]
     """
+    mx = mxnet()
+    from dsoftmax.recognition.common import products  # late, because it imports MXNet
 
-    def __init__(self, vectors: np.ndarray, most: int):
-        mx = mxnet()
-        from dsoftmax.recognition.common import products  # late, because it imports MXNet
+    # `dot` is OpenBLAS, which numpy has too, and then nothing need be copied.
+    multiplier = _ByNumpy if products.way(mx.cpu()) == "dot" else _ByMXNet
+    multipliers = itertools.cycle([multiplier(), multiplier()])  # the caller's and the thread's
+    pending = None
+    with ThreadPoolExecutor(1) as thread:
+        for a, b in pairs:
+            following = thread.submit(next(multipliers).multiply, a, b)
+            if pending is not None:
+                yield pending.result()
+            pending = following
+        if pending is not None:
+            yield pending.result()
 
-        self._vectors = np.ascontiguousarray(vectors, np.float32)
-        count, width = self._vectors.shape
-        # `dot` is OpenBLAS, which numpy has too, and then nothing need be copied.
-        self._is_numpys = products.way(mx.cpu()) == "dot"
-        if self._is_numpys:
-            self._out = np.empty(count * most, np.float32)
-            return
-        self._multiply = products.times_transposed
-        self._left = mx.nd.array(self._vectors)
-        # Flat: oneDNN would change the layout of a whole matrix in place, but never that of a part.
-        self._block, self._output = (mx.nd.empty(max(most * size, 1)) for size in (width, count))
-        self._in, self._out = (np.asarray(_Memory(part)) for part in (self._block, self._output))
 
-    def __call__(self, others: np.ndarray) -> np.ndarray:
-        """Multiply with a block.
+class _ByNumpy:
+    """Multiplies with numpy; each product overwrites the last one."""
 
-        Parameters
-        ----------
-        others : (n, D) float
+    def __init__(self):
+        self._out = np.empty(0, np.float32)
 
-        Returns
-        -------
-        (m, n) float32
-            The next call overwrites it.
-        """
-        count, width = self._vectors.shape
-        shape = (count, len(others))
-        out = self._out[: count * len(others)].reshape(shape)
-        if self._is_numpys:
-            return np.matmul(self._vectors, others.astype(np.float32, copy=False).T, out=out)
-        if not out.size:
-            return out
-        self._in[: others.size].reshape(others.shape)[:] = others
-        output = self._output[: out.size].reshape(shape)
-        self._multiply(self._left, self._block[: others.size].reshape((-1, width)), output)
-        output.wait_to_read()
-        return out
+    def multiply(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        size = len(a) * len(b)
+        if size > self._out.size:
+            self._out = np.empty(size, np.float32)
+        a, b = (matrix.astype(np.float32, copy=False) for matrix in (a, b))
+        return np.matmul(a, b.T, out=self._out[:size].reshape(len(a), len(b)))
+
+
+class _ByMXNet:
+    """Multiplies with MXNet; each product overwrites the last one."""
+
+    def __init__(self):
+        self._last_a = self._left = None
+        self._a, self._b, self._out = _Memory(), _Memory(), _Memory()
+
+    def multiply(self, a: np.ndarray, b: np.ndarray) -> np.ndarray:
+        from dsoftmax.recognition.common.products import times_transposed
+
+        if not (len(a) and len(b)):
+            return np.empty((len(a), len(b)), np.float32)
+        if a is not self._last_a:
+            self._last_a, self._left = a, self._a.copy_of(a)
+        right = self._b.copy_of(b)
+        out, products = self._out.reserve((len(a), len(b)))
+        times_transposed(self._left, right, out)
+        out.wait_to_read()
+        return products
 
 
 class _Memory:
-    """The memory of an MXNet array of float32 on the CPU, kept alive for numpy."""
+    """Memory that MXNet and numpy share; it grows as needed."""
+
+    def __init__(self):
+        self._content = np.empty(0, np.float32)
+
+    def reserve(self, shape: tuple[int, int]):
+        """Return an array of MXNet and one of numpy, both of this shape, in the same memory."""
+        size = shape[0] * shape[1]
+        if size > self._content.size:
+            # Flat: oneDNN would change the layout of a whole matrix in place, never that of a part.
+            self._array = mxnet().nd.empty(size)
+            self._content = np.asarray(_Content(self._array))
+        return self._array[:size].reshape(shape), self._content[:size].reshape(shape)
+
+    def copy_of(self, matrix: np.ndarray):
+        """Return a copy of a matrix as an array of MXNet."""
+        array, content = self.reserve(matrix.shape)
+        content[:] = matrix
+        return array
+
+
+class _Content:
+    """What an MXNet array of float32 on the CPU holds, kept alive for numpy."""
 
     def __init__(self, array):
         base = mxnet().base

@@ -6,18 +6,20 @@ An identity whose centre is near one of an *earlier* dataset is considered the s
 from __future__ import annotations
 
 import csv
+import itertools
 import os
 from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.common.inner_products import InnerProducts
+from dsoftmax.recognition.common.inner_products import inner_products
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.common.vectors import normalized
 from dsoftmax.recognition.data.records import Records, RecordWriter
 
 ROWS_PER_BLOCK = 4096
+CENTRES_PER_BLOCK = 2048  # compared at once
 
 
 class Identity(NamedTuple):
@@ -68,18 +70,22 @@ def nearest(queries: np.ndarray, others: np.ndarray) -> tuple[np.ndarray, np.nda
     """
     index = np.zeros(len(queries), int)
     best = np.full(len(queries), -np.inf, np.float32)
-    with progress(total=len(queries), desc="comparing", unit="identities") as bar:
-        for q in range(0, len(queries), ROWS_PER_BLOCK):
-            rows = slice(q, q + ROWS_PER_BLOCK)
-            products = InnerProducts(queries[rows], min(ROWS_PER_BLOCK, len(others)))
-            for start in range(0, len(others), ROWS_PER_BLOCK):
-                cosines = products(others[start : start + ROWS_PER_BLOCK])
-                places = cosines.argmax(axis=1)
-                values = np.take_along_axis(cosines, places[:, None], axis=1)[:, 0]
-                better = values > best[rows]
-                index[rows][better] = start + places[better]
-                best[rows][better] = values[better]
-            bar.update(len(queries[rows]))
+    starts = list(
+        itertools.product(*(range(0, len(rows), CENTRES_PER_BLOCK) for rows in (queries, others)))
+    )
+    blocks = inner_products(
+        (queries[q : q + CENTRES_PER_BLOCK], others[start : start + CENTRES_PER_BLOCK])
+        for q, start in starts
+    )
+    with progress(total=len(queries) * len(others), desc="comparing", unit="pairs") as bar:
+        for cosines, (q, start) in zip(blocks, starts):
+            rows = slice(q, q + len(cosines))
+            places = cosines.argmax(axis=1)
+            values = np.take_along_axis(cosines, places[:, None], axis=1)[:, 0]
+            better = values > best[rows]
+            index[rows][better] = start + places[better]
+            best[rows][better] = values[better]
+            bar.update(cosines.size)
     return index, best
 
 

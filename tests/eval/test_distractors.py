@@ -15,10 +15,13 @@ def whole_numbers(rng, count, width=6):
 @pytest.fixture(params=[4, 400, 1 << 27])
 def block_bytes(request, monkeypatch):
     monkeypatch.setattr(distractors, "BLOCK_BYTES", request.param)
+    monkeypatch.setattr(distractors, "PROBES_PER_BAND", 4)
 
 
 class TestAgainstBruteForce:
-    @pytest.mark.parametrize(("probes", "others", "most"), [(5, 300, 7), (1, 40, 100), (9, 1, 1)])
+    @pytest.mark.parametrize(
+        ("probes", "others", "most"), [(5, 300, 7), (1, 40, 100), (9, 1, 1), (8, 3000, 3)]
+    )
     def test_everything(self, rng, block_bytes, probes, others, most):
         one, many = whole_numbers(rng, probes), whole_numbers(rng, others)
         found = rank_distractors(one, many, [10, 100, 10**6], most, tail=0.05, seed=3)

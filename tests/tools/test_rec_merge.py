@@ -80,6 +80,7 @@ def test_overlapping_identities_are_left_out(dataset, run, tmp_path, rng):
 
 def test_centres_and_nearest_against_a_plain_loop(rng, monkeypatch):
     monkeypatch.setattr(merging, "ROWS_PER_BLOCK", 7)  # so that identities span blocks
+    monkeypatch.setattr(merging, "CENTRES_PER_BLOCK", 5)
     labels = rng.integers(0, 12, 60) * 3
     embeddings = rng.normal(size=(60, 8)).astype(np.float32)
     centres = identity_centres(labels, embeddings)

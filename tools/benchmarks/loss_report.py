@@ -106,7 +106,7 @@ def remarks(results: list[dict[str, Any]]) -> list[str]:
 
 def draw(results: list[dict[str, Any]], path: str) -> None:
     """Plot the time of a step against the number of classes."""
-    from matplotlib.ticker import FuncFormatter
+    from matplotlib.ticker import FuncFormatter, LogLocator
 
     figure = plots.make_figure(7, 4.5)
     axes = figure.subplots()
@@ -132,13 +132,14 @@ def draw(results: list[dict[str, Any]], path: str) -> None:
         xscale="log",
         yscale="log",
         xlabel="classes",
-        ylabel="seconds a step",
+        ylabel="seconds per step",
         title=f"Batches of {results[0]['batch_size']}, width {results[0]['width']}, "
         f"{round(results[0]['sample_rate'] * results[0]['classes']):,} sampled classes",
     )
     axes.xaxis.set_major_formatter(
         FuncFormatter(lambda x, _: f"{x / 1e6:g}M" if x >= 1e6 else f"{x / 1e3:g}K")
     )
+    axes.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))  # the axis may span one power of ten
     axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:g}"))
     axes.grid(which="both", alpha=0.25)
     axes.legend()

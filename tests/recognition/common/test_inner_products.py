@@ -1,12 +1,13 @@
 """Inner products by each way a CPU has, against numpy in float64."""
 
 import gc
+import time
 
 import numpy as np
 import pytest
 
 from dsoftmax.recognition.common import products
-from dsoftmax.recognition.common.inner_products import InnerProducts
+from dsoftmax.recognition.common.inner_products import inner_products
 
 
 @pytest.fixture(params=["dot", "onednn"])
@@ -19,17 +20,16 @@ def way(request, monkeypatch):
     ("count", "most", "width"), [(1, 1, 1), (3, 7, 5), (17, 64, 512), (130, 33, 96), (257, 100, 31)]
 )
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
-def test_blocks_of_all_sizes(way, rng, count, most, width, dtype):
-    vectors = rng.normal(size=(count, width)).astype(dtype)
-    multiply = InnerProducts(vectors, most)
-    for size in (most, most, max(most - 1, 1), 1, 0, most):
-        others = rng.normal(size=(size, width)).astype(dtype)
-        found = multiply(others)
+def test_pairs_of_all_sizes(way, rng, count, most, width, dtype):
+    sizes = [(count, most), (most, count), (count, most - 1), (count, 1), (0, most), (most, most)]
+    pairs = [tuple(rng.normal(size=(size, width)).astype(dtype) for size in both) for both in sizes]
+    number = 0
+    for number, found in enumerate(inner_products(pairs), 1):
+        a, b = (matrix.astype(np.float64) for matrix in pairs[number - 1])
         assert found.dtype == np.float32
-        exact = vectors.astype(np.float64) @ others.T.astype(np.float64)
-        limit = np.abs(vectors).astype(np.float64) @ np.abs(others).T
-        assert found.shape == exact.shape
-        assert (np.abs(found - exact) <= 1e-6 * limit).all()
+        assert found.shape == (len(a), len(b))
+        assert (np.abs(found - a @ b.T) <= 1e-6 * (np.abs(a) @ np.abs(b).T)).all()
+    assert number == len(pairs)
 
 
 def test_parts_of_arrays(way, rng):
@@ -38,18 +38,45 @@ def test_parts_of_arrays(way, rng):
     expected = np.array(
         [[sum(a * b for a, b in zip(one, two)) for two in others] for one in vectors]
     )
-    found = InnerProducts(vectors, 50)(others)
+    (found,) = inner_products([(vectors, others)])
     np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
 def test_whole_numbers_are_exact(way, rng):
     vectors, others = (rng.integers(-9, 10, (size, 64)).astype(np.float32) for size in (31, 45))
-    np.testing.assert_array_equal(InnerProducts(vectors, 45)(others), vectors @ others.T)
+    (found,) = inner_products([(vectors, others)])
+    np.testing.assert_array_equal(found, vectors @ others.T)
+
+
+def test_no_pairs(way):
+    assert not list(inner_products([]))
+
+
+def test_one_pair_ahead(way):
+    asked = []
+
+    def pairs():
+        for number in range(4):
+            asked.append(number)
+            yield np.full((2, 3), number), np.ones((2, 3))
+
+    for number, found in enumerate(inner_products(pairs())):
+        assert asked == list(range(min(number + 2, 4)))
+        found += 1  # the next one must not be in this memory
+        time.sleep(0.01)  # for the thread to finish
+        np.testing.assert_array_equal(found, 3 * number + 1)
+
+
+def test_an_error_comes_in_the_place_of_its_products(way):
+    results = inner_products([(np.ones((2, 3)), np.ones((2, 3))), (np.ones((2, 3)), "wrong")])
+    assert next(results).sum() == 12
+    with pytest.raises(AttributeError):
+        next(results)
 
 
 def test_the_result_outlives_the_products(way, rng):
     vectors, others = rng.normal(size=(300, 8)), rng.normal(size=(400, 8))
-    found = InnerProducts(vectors, 400)(others)
+    (found,) = inner_products([(vectors, others)])
     gc.collect()
-    InnerProducts(vectors, 400)(-others)  # would be written into memory that was freed
+    list(inner_products([(vectors, -others)]))  # would be written into memory that was freed
     np.testing.assert_allclose(found, vectors @ others.T, atol=1e-4)
