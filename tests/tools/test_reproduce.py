@@ -1,6 +1,11 @@
 """The command as a user runs it, on a handful of people and steps."""
 
+import contextlib
 import os
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -46,7 +51,7 @@ def test_a_table_from_a_dataset_and_nothing_is_run_twice(people, tmp_path, monke
     def refuse(*_):
         raise AssertionError("a trial was run again")
 
-    monkeypatch.setattr(Runner, "_run", refuse)
+    monkeypatch.setattr(Runner, "_start", refuse)
     assert reproduce.main(arguments(people, output, "table3", "claims")) == 0
     assert (tmp_path / "out" / "results.md").read_text() == page
 
@@ -72,3 +77,31 @@ def test_full_scale_prints_commands(capsys):
     printed = capsys.readouterr().out
     assert "bash recognition/table1.sh" in printed
     assert "table2" not in printed
+
+
+def test_interrupted_trials_stop_and_go_on(people, tmp_path):
+    """Ctrl-C leaves no process behind, and a state to go on from."""
+    output = tmp_path / "out"
+    command = [sys.executable, "-m", "dsoftmax.tools.reproduce"]
+    flags = arguments(people, str(output), "table3")
+    with subprocess.Popen(
+        [*command, *flags, "--foundation-steps=100000"],
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    ) as process:
+        logs = output / "trials"
+        deadline = time.monotonic() + 60
+        while not any("Epoch[" in log.read_text() for log in logs.glob("*/log.txt")):
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+        process.send_signal(signal.SIGINT)
+        assert process.wait(60) == 130
+        assert "interrupted" in process.stderr.read()
+    (folder,) = logs.iterdir()
+    assert "stopped by signal 15" in (folder / "log.txt").read_text()
+    assert list(folder.glob("run/*/states/*"))
+    for command_line in Path("/proc").glob("[0-9]*/cmdline"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            assert folder.name.encode() not in command_line.read_bytes()

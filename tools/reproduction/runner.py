@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import queue
 import signal
 import subprocess
 import sys
-import threading
 import time
 from dataclasses import asdict
 from typing import Any, Iterable
@@ -17,6 +15,7 @@ from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.tools.reproduction.grid import MODEL_FILE, Trial
 
+LOG = "log.txt"
 TRIAL = "dsoftmax.tools.reproduction.trial"
 SECONDS_BETWEEN_LOOKS = 0.5
 SECONDS_TO_SAVE = 60  # that a trial has when it is stopped
@@ -80,67 +79,50 @@ class Runner:
         foundations = dict.fromkeys(trial.begin for trial in trials if trial.begin)
         if foundations:
             self.run(foundations, f"{desc}: foundations")
-        missing: queue.SimpleQueue = queue.SimpleQueue()
-        for trial in trials:
-            if self.result_of(trial) is None:
-                missing.put(trial)
+        missing = [trial for trial in trials if self.result_of(trial) is None]
+        running: dict[subprocess.Popen, Trial] = {}
         failures: list[str] = []
         with progress(total=len(trials), desc=desc, unit="trials") as bar:
-            bar.update(len(trials) - missing.qsize())
-
-            def work() -> None:
-                while not self.is_over:
-                    try:
-                        trial = missing.get_nowait()
-                    except queue.Empty:
-                        return
-                    failure = self._run(trial)
-                    if failure:
-                        failures.append(failure)
-                    bar.update(1)
-
-            threads = [threading.Thread(target=work) for _ in range(self._workers)]
-            for thread in threads:
-                thread.start()
+            bar.update(len(trials) - len(missing))
             try:
-                for thread in threads:
-                    thread.join()
-            except KeyboardInterrupt:
-                self._end = 0.0  # the trials save their state and stop
-                for thread in threads:
-                    thread.join()
-                raise
+                while not self.is_over and (missing or running):
+                    while missing and len(running) < self._workers:
+                        trial = missing.pop(0)
+                        running[self._start(trial)] = trial
+                    time.sleep(SECONDS_BETWEEN_LOOKS)
+                    for process in [one for one in running if one.poll() is not None]:
+                        trial = running.pop(process)
+                        if process.returncode:
+                            log = self._path(trial, LOG)
+                            failures.append(f"a trial of {trial.loss} failed: see {log}")
+                        bar.update(1)
+            finally:  # the time is up, or the user has had enough
+                _stop(list(running))
         if failures:
             raise TrialError("; ".join(failures))
 
-    def _run(self, trial: Trial) -> str:
-        """Run one trial; return why it failed, if it did."""
+    def _start(self, trial: Trial) -> subprocess.Popen:
         os.makedirs(self._path(trial, ""), exist_ok=True)
         with AtomicFile(self._path(trial, "trial.json"), "w") as file:
             json.dump(asdict(trial), file, indent=2)
-        log = self._path(trial, "log.txt")
-        with open(log, "w", encoding="utf-8") as file:
-            process = subprocess.Popen(
+        with open(self._path(trial, LOG), "w", encoding="utf-8") as log:
+            return subprocess.Popen(
                 [sys.executable, "-m", TRIAL, self._cache, trial.name],
                 stdin=subprocess.DEVNULL,
-                stdout=file,
+                stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for this process, which stops the trials
             )
-            while process.poll() is None:
-                if self.is_over:
-                    _stop(process)
-                    return ""
-                time.sleep(SECONDS_BETWEEN_LOOKS)
-        return "" if process.returncode == 0 else f"a trial of {trial.loss} failed: see {log}"
 
 
-def _stop(process: subprocess.Popen) -> None:
-    """Let a trial save its state and stop, so that it can go on later."""
-    process.send_signal(signal.SIGTERM)
-    try:
-        process.wait(SECONDS_TO_SAVE)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
+def _stop(processes: list[subprocess.Popen]) -> None:
+    """Let trials save their states and stop, so that they can go on later."""
+    for process in processes:
+        process.send_signal(signal.SIGTERM)
+    for process in processes:
+        try:
+            process.wait(SECONDS_TO_SAVE)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
