@@ -46,7 +46,7 @@ def test_a_table_from_a_dataset_and_nothing_is_run_twice(people, tmp_path, monke
         assert f"| {label} |" in page
     assert "undecided at this scale" in page
     trials = sorted(os.listdir(os.path.join(output, "trials")))
-    assert len(trials) == 1 + 4 + 3  # the foundation, four values of d, three others
+    assert len(trials) == 1 + 5 + 3  # the foundation, five values of d, three others
 
     def refuse(*_):
         raise AssertionError("a trial was run again")

@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict, dataclass, field
 from typing import Any, Iterable, NamedTuple, Sequence
 
-D_VALUES = (0.5, 0.7, 0.9, 1.0)  # the paper's
+D_VALUES = (0.3, 0.5, 0.7, 0.9, 1.0)  # the paper's, and a lower one
 M2_VALUES = (0.1, 0.2, 0.3, 0.5)
 INTRA = "dsoftmax_intra"  # the loss of `trial.IntraOnly`
 MODEL_FILE = "model-0000.params"  # that a trial leaves, with its class weights
