@@ -63,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
         type=int,
         default=20000,
         metavar="N",
-        help="steps of the network that all trials of a seed begin with",
+        help="steps of the network that all trials of a seed begin with; 0 for random weights",
     )
     own.add_argument("--rand-mirror", type=int, choices=(0, 1), default=1, help="mirror images")
     return parser

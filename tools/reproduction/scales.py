@@ -65,7 +65,7 @@ def prepare(name: str, cache: str, held_out: int, source: Callable[[str], str]) 
 def setting_of(
     name: str, title: str, data: str, scale: float, part: int, seeds: int, **flags: Any
 ) -> Setting:
-    """Return a setting whose trials begin with a network trained by Rand-Softmax.
+    """Return a setting whose trials begin with a network trained by Rand-Softmax, or from nothing.
 
     Parameters
     ----------
@@ -73,7 +73,7 @@ def setting_of(
         As for `Setting`.
     **flags
         Of ``train.py``, with underscores; ``foundation_steps`` are those of the network that all
-        trials of a seed begin with.
+        trials of a seed begin with, 0 for random weights.
     """
     steps = flags.pop("foundation_steps")
     common = {
@@ -83,7 +83,8 @@ def setting_of(
         **{flag.replace("_", "-"): value for flag, value in flags.items()},
     }
     loss = Cell("foundation", "", "rand_softmax", {"sample_rate": 1 / part, **PAPERS_WAY})
-    return Setting(name, title, data, scale, part, seeds, common, (loss, {"max-steps": steps}))
+    foundation = (loss, {"max-steps": steps}) if steps else None
+    return Setting(name, title, data, scale, part, seeds, common, foundation)
 
 
 # What is checked again with another scale and with more steps.

@@ -16,6 +16,7 @@ from dsoftmax.tools.reproduction.claims import (
     paired_difference,
 )
 from dsoftmax.tools.reproduction.grid import Setting, fixed_cells, tuned_cells
+from dsoftmax.tools.reproduction.scales import setting_of
 
 
 def test_the_interval_is_that_of_a_paired_t_test(rng):
@@ -85,3 +86,12 @@ def test_trials_of_a_seed_begin_alike_and_differ_in_the_loss_alone():
     assert one.flags == other.flags
     assert one.name != other.name != setting.trial(cells["k-more"], 4).name
     assert type(one).from_json(dataclasses.asdict(one)) == one
+
+
+def test_a_setting_without_a_foundation_begins_with_random_weights():
+    options = {"data": "data", "scale": 16, "part": 64, "seeds": 2, "max_steps": 5}
+    for steps, begins in ((0, False), (7, True)):
+        setting = setting_of("name", "title", foundation_steps=steps, **options)
+        trial = setting.trial(fixed_cells({}, 64)["softmax"], 1)
+        assert (trial.begin is not None) is begins
+        assert trial.flags["max-steps"] == 5
