@@ -58,6 +58,7 @@ def test_options_of_losses():
         "scale": 16,
         "d": 0.7,
         "sample_rate": 0.125,
+        "batch_classes": None,
         "correction": "logq",
         "normalize": True,
     }
