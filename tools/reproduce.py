@@ -24,6 +24,8 @@ TRAINED = ("table1", "table2", "table3", "figure4", "figure5")
 DRAWN = ("figure1", "figure2", "figure3")
 TARGETS = (*TRAINED, *DRAWN, "claims", "all")
 SECONDS_PER_HOUR = 3600
+# Flags that describe how to train on --data-dir.
+OWN = ("held_out", "part", "logit_scale", "batch_size", "steps", "foundation_steps", "rand_mirror")
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -69,7 +71,17 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-@command(parser=build_parser, needs=["mxnet", "opencv"])
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    """Parse the flags; refuse those of a dataset that is not given."""
+    parser = build_parser()
+    args = parser.parse_args(argv)
+    idle = [flag for flag in OWN if getattr(args, flag) != parser.get_default(flag)]
+    if idle and not args.data_dir:
+        raise ValueError(f"--{idle[0].replace('_', '-')} needs --data-dir, the dataset it is for")
+    return args
+
+
+@command(parse=parse, needs=["mxnet", "opencv"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
     from dsoftmax.tools.reproduction import full_scale, report, scales

@@ -12,6 +12,7 @@ import pytest
 
 from dsoftmax.recognition.data.synthetic import make_dataset
 from dsoftmax.tools import reproduce
+from dsoftmax.tools.reproduction import scales
 from dsoftmax.tools.reproduction.runner import Runner
 
 
@@ -70,6 +71,20 @@ def test_a_trial_that_fails_is_named_with_its_log(people, tmp_path, capsys):
     assert "a trial of rand_softmax failed: see" in error
     log = error.rsplit("see ", 1)[1].split(";")[0].strip()
     assert "batch" in Path(log).read_text()
+
+
+def test_flags_of_a_dataset_that_is_not_given(capsys):
+    assert reproduce.main(["table1", "--steps", "7"]) == 2
+    assert "--steps needs --data-dir" in capsys.readouterr().err
+
+
+def test_no_other_dataset_finds_the_parts_of_this_one(tmp_path):
+    def data_of(folder, held_out):
+        flags = ["table1", f"--data-dir={tmp_path}/{folder}/faces", f"--held-out={held_out}"]
+        return scales.own_setting(reproduce.parse(flags)).data
+
+    assert len({data_of("a", 10), data_of("b", 10), data_of("a", 20)}) == 3
+    assert data_of("a", 10) == data_of("a", 10)
 
 
 def test_full_scale_prints_commands(capsys):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import tempfile
+import zlib
 from dataclasses import dataclass, replace
 from typing import Any, Callable
 
@@ -110,11 +111,13 @@ QUICK_FACES = Faces("faces-quick", identities=1280, images=5, size=32, held_out=
 
 def own_setting(args: argparse.Namespace) -> Setting:
     """Return the setting of a user's own dataset; `args` are those of ``tools/reproduce.py``."""
-    name = os.path.basename(os.path.normpath(args.data_dir))
+    path = os.path.abspath(args.data_dir)
+    name = os.path.basename(path)
     return setting_of(
         name,
         f"{name}, s = {args.logit_scale:g}",
-        data=name,
+        # Another folder of this name, or another number of people, must not find this one's parts.
+        data=f"{name}-{args.held_out}-{zlib.crc32(path.encode()):08x}",
         scale=args.logit_scale,
         part=args.part,
         seeds=args.seeds or 5,
