@@ -258,3 +258,11 @@ def test_other_samplers_have_no_state():
         sampler = losses.create(preset, 60, 4).sampler
         assert sampler.state == {}
         sampler.load_state({})
+
+
+@pytest.mark.parametrize("width", [1, 4])
+def test_bits_set(rng, width):
+    words = rng.integers(0, 2**64, (500, width), np.uint64)
+    words[0], words[1] = 0, 2**64 - 1
+    expected = np.unpackbits(words.view(np.uint8), axis=1).sum(axis=1)
+    np.testing.assert_array_equal(module._bits_set(words), expected)
