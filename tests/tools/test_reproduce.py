@@ -47,7 +47,7 @@ def test_a_table_from_a_dataset_and_nothing_is_run_twice(people, tmp_path, monke
         assert f"| {label} |" in page
     assert "undecided at this scale" in page
     trials = sorted(os.listdir(os.path.join(output, "trials")))
-    assert len(trials) == 1 + 5 + 3  # the foundation, five values of d, three others
+    assert len(trials) == 1 + 6 + 3  # the foundation, six values of d, three others
 
     def refuse(*_):
         raise AssertionError("a trial was run again")
@@ -94,8 +94,9 @@ def test_full_scale_prints_commands(capsys):
     assert "table2" not in printed
 
 
-def test_interrupted_trials_stop_and_go_on(people, tmp_path):
-    """Ctrl-C leaves no process behind, and a state to go on from."""
+@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+def test_interrupted_trials_stop_and_go_on(people, tmp_path, by):
+    """Ctrl-C or SIGTERM leaves no process behind, and a state to go on from."""
     output = tmp_path / "out"
     command = [sys.executable, "-m", "dsoftmax.tools.reproduce"]
     flags = arguments(people, str(output), "table3")
@@ -111,7 +112,7 @@ def test_interrupted_trials_stop_and_go_on(people, tmp_path):
             assert process.poll() is None
             assert time.monotonic() < deadline
             time.sleep(0.2)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(by)
         assert process.wait(60) == 130
         assert "interrupted" in process.stderr.read()
     (folder,) = logs.iterdir()

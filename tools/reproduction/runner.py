@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -9,7 +10,7 @@ import subprocess
 import sys
 import time
 from dataclasses import asdict
-from typing import Any, Iterable
+from typing import Any, Iterable, Iterator
 
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.progress import progress
@@ -82,7 +83,7 @@ class Runner:
         missing = [trial for trial in trials if self.result_of(trial) is None]
         running: dict[subprocess.Popen, Trial] = {}
         failures: list[str] = []
-        with progress(total=len(trials), desc=desc, unit="trials") as bar:
+        with _stopped_like_ctrl_c(), progress(total=len(trials), desc=desc, unit="trials") as bar:
             bar.update(len(trials) - len(missing))
             try:
                 while not self.is_over and (missing or running):
@@ -114,6 +115,16 @@ class Runner:
                 env={**os.environ, "OMP_NUM_THREADS": "1"},
                 start_new_session=True,  # Ctrl-C is for this process, which stops the trials
             )
+
+
+@contextlib.contextmanager
+def _stopped_like_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM raise KeyboardInterrupt, so that nothing that was started stays behind."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
 
 
 def _stop(processes: list[subprocess.Popen]) -> None:

@@ -13,6 +13,8 @@ from dsoftmax.recognition.data.synthetic import make_dataset
 from dsoftmax.tools.reproduction.grid import PAPERS_WAY, Cell, Setting
 from dsoftmax.tools.reproduction.people import split
 
+FOUNDATION_STEPS = 20000
+
 
 @dataclass(frozen=True)
 class Faces:
@@ -83,26 +85,40 @@ def setting_of(
         "lr-schedule": "cosine",
         **{flag.replace("_", "-"): value for flag, value in flags.items()},
     }
-    loss = Cell("foundation", "", "rand_softmax", {"sample_rate": 1 / part, **PAPERS_WAY})
+    options = {"scale": scale, "sample_rate": 1 / part, **PAPERS_WAY}
+    loss = Cell("foundation", "", "rand_softmax", options)
     foundation = (loss, {"max-steps": steps}) if steps else None
     return Setting(name, title, data, scale, part, seeds, common, foundation)
 
 
-# What is checked again with another scale and with more steps.
-CHECKED = ("softmax", "rand-softmax", *(f"{kind}-{d}" for kind in ("d", "k") for d in (0.7, 0.9)))
+# What is trained again with another scale, and for longer and from random weights.
+RESCALED = ("softmax", "rand-softmax", "d-0.3", "d-0.9", "k-0.3", "k-0.9")
+FROM_NOTHING = ("softmax", "rand-softmax", "d-0.3", "k-0.3")
 
 
 def small_settings(seeds: int) -> list[Setting]:
-    """Return the settings of the committed tables: the main one, and what checks it."""
-    faces = {"data": SMALL_FACES.name, "part": 64, "seeds": seeds, "per_batch_size": 62}
-    steps = {"max_steps": 3000, "foundation_steps": 20000}
-    longer = {**steps, "max_steps": 12000}
-    main = setting_of("faces", "20,000 synthetic identities, s = 16", scale=16, **faces, **steps)
-    scaled = setting_of("faces-s32", "The same with s = 32", scale=32, **faces, **steps)
-    long = setting_of(
-        "faces-long", "The same with four times as many steps", scale=16, **faces, **longer
+    """Return the settings of the committed tables: the main one, and two that check it."""
+    main = setting_of(
+        "faces",
+        "20,000 synthetic identities, s = 16",
+        data=SMALL_FACES.name,
+        scale=16,
+        part=64,
+        seeds=seeds,
+        per_batch_size=62,
+        max_steps=3000,
+        foundation_steps=FOUNDATION_STEPS,
     )
-    return [main, *(replace(setting, only=CHECKED) for setting in (scaled, long))]
+    scaled = replace(main, name="faces-s32", title="The same with s = 32", scale=32, only=RESCALED)
+    long = replace(
+        main,
+        name="faces-from-nothing",
+        title=f"{FOUNDATION_STEPS:,} steps from random weights, s = 16",
+        flags={**main.flags, "max-steps": FOUNDATION_STEPS},
+        foundation=None,
+        only=FROM_NOTHING,
+    )
+    return [main, scaled, long]
 
 
 SMALL_FACES = Faces("faces", identities=20000, images=8, size=40, held_out=1000)

@@ -59,12 +59,8 @@ def test_the_best_is_chosen_on_validation_people_alone(found):
 def test_the_best_of_those_that_were_tried(found):
     group = tuned_cells(64)["d-best"]
     some = [one for one in found if one.cell != "d-0.7"]
-    assert best_cell(some, "made-up", group, "tar@1e-3").name in {
-        "d-0.3",
-        "d-0.5",
-        "d-0.9",
-        "d-1.0",
-    }
+    tried = {cell.name for cell in group} - {"d-0.7"}
+    assert best_cell(some, "made-up", group, "tar@1e-3").name in tried
     assert best_cell([], "made-up", group, "tar@1e-3") is None
 
 
