@@ -84,7 +84,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @command(parse=parse, needs=["mxnet", "opencv"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    from dsoftmax.tools.reproduction import full_scale, report, scales
+    from dsoftmax.tools.reproduction import full_scale, report, scales, speed
     from dsoftmax.tools.reproduction.runner import Runner
     from dsoftmax.tools.reproduction.study import Study
 
@@ -108,6 +108,8 @@ def main(args: argparse.Namespace) -> None:
     for study in studies:
         if trained and not runner.is_over:
             study.run(trained)
+    if "table3" in targets and not runner.is_over:
+        speed.measure(args.output, speed.QUICK_SIZE if args.quick else speed.PAPERS_SIZE)
     report.write(args.output, targets, studies, runner)
     print(f"Results are in {os.path.join(args.output, report.PAGE)}")
 

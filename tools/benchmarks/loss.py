@@ -324,7 +324,8 @@ def measure(contenders: list[Contender], warm_ups: int, steps: int) -> list[dict
     Returns
     -------
     list of dict
-        One per contender: its fields; ``seconds`` (median), ``low`` and ``high`` of a step;
+        One per contender: its fields; ``seconds`` (median), ``low`` and ``high`` of a step, and
+        ``step_seconds``, those of all that count, in the order in which contenders took turns;
         ``floor``, the seconds of its products by the fastest of the ways in ``floors``; ``ratio``,
         of step to floor; the seconds of ``sampler`` and ``rebuild``;
         ``peak_bytes``, ``working_bytes`` (beyond weights and momenta), ``rows``, ``bytes_read`` and
@@ -377,6 +378,7 @@ def summarize(
     fastest = min(ways, key=ways.get)
     return {
         "seconds": statistics.median(steps),
+        "step_seconds": steps,
         "low": min(steps),
         "high": max(steps),
         "floor": ways[fastest],

@@ -10,7 +10,7 @@ import numpy as np
 from dsoftmax.eval import plots
 from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.tools.reproduction import curves, sphere
+from dsoftmax.tools.reproduction import curves, speed, sphere
 from dsoftmax.tools.reproduction import outcomes as files
 from dsoftmax.tools.reproduction.grid import D_VALUES, TARGETS, Setting
 from dsoftmax.tools.reproduction.outcomes import Outcome, of_cell
@@ -22,7 +22,7 @@ PAGE, TRIALS = "results.md", "trials.csv"
 TITLES = {
     "table1": "Table 1: losses and values of d",
     "table2": "Table 2: sampled losses",
-    "table3": "Table 3: the accuracy of sampled losses beside Softmax",
+    "table3": "Table 3: accuracy",
 }
 
 
@@ -41,8 +41,9 @@ def write(output: str, targets: Sequence[str], studies: Sequence[Study], runner:
     """
     found = [outcome for study in studies for outcome in study.outcomes()]
     files.write(os.path.join(output, TRIALS), found)
+    measured = speed.read(os.path.join(output, speed.FILE))
     with AtomicFile(os.path.join(output, PAGE), "w") as file:
-        file.write(page(found, [study.setting for study in studies], targets))
+        file.write(page(found, [study.setting for study in studies], targets, measured))
     for target in targets:
         if target.startswith("figure"):
             figure = _draw(target, found, studies[0], runner)
@@ -50,19 +51,38 @@ def write(output: str, targets: Sequence[str], studies: Sequence[Study], runner:
                 plots.save(figure, os.path.join(output, f"{target}.png"))
 
 
-def page(found: Sequence[Outcome], settings: Sequence[Setting], targets: Sequence[str]) -> str:
+def page(
+    found: Sequence[Outcome],
+    settings: Sequence[Setting],
+    targets: Sequence[str],
+    measured: speed.Speed | None = None,
+) -> str:
     """Lay out the tables and the verdicts of all settings, as Markdown."""
     sections = []
     for setting in settings:
-        if not any(outcome.setting == setting.name for outcome in found):
+        seconds = [one.others["seconds"] for one in found if one.setting == setting.name]
+        if not seconds:
             continue
         sections.append(f"## {setting.title}")
+        sections.append(
+            f"{len(seconds)} trials of {_steps(setting)}, {sum(seconds) / 3600:.1f} hours together."
+        )
         for target in targets:
             if target in TITLES:
                 sections += [f"### {TITLES[target]}", accuracy_table(found, setting, target)]
         if "claims" in targets:
             sections += ["### Verdicts", verdict_table(found, setting)]
+    if measured and "table3" in targets:
+        sections += ["## Table 3: time", speed.speed_table(measured)]
     return "\n\n".join(sections) + "\n"
+
+
+def _steps(setting: Setting) -> str:
+    steps = f"{setting.flags['max-steps']:,} steps"
+    if setting.foundation:
+        _, flags = setting.foundation
+        return f"{steps} after {flags['max-steps']:,} steps of Rand-Softmax"
+    return f"{steps} from random weights"
 
 
 def _draw(target: str, found: Sequence[Outcome], study: Study, runner: Runner) -> Any:

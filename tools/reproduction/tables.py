@@ -16,6 +16,7 @@ from dsoftmax.tools.reproduction.claims import (
     paired_difference,
 )
 from dsoftmax.tools.reproduction.grid import TARGETS, Cell, Setting
+from dsoftmax.tools.reproduction.markdown import bold, row
 from dsoftmax.tools.reproduction.measures import NAMES
 from dsoftmax.tools.reproduction.outcomes import Outcome, of_cell, paired_values
 from dsoftmax.tools.reproduction.study import known_cells
@@ -53,24 +54,24 @@ def accuracy_table(outcomes: Sequence[Outcome], setting: Setting, target: str) -
     """
     cells = known_cells(outcomes, setting)
     lines = [
-        _row(["loss", "settings", "negatives", "ends at", "seeds", *HEADINGS]),
-        _row(["---"] * (5 + len(HEADINGS))),
+        row(["loss", "settings", "negatives", "ends at", "seeds", *HEADINGS]),
+        row(["---"] * (5 + len(HEADINGS))),
     ]
-    for row in TARGETS[target].rows:
-        if row not in cells:
+    for name in TARGETS[target].rows:
+        if name not in cells:
             continue
-        found = list(of_cell(outcomes, setting.name, cells[row].name).values())
+        found = list(of_cell(outcomes, setting.name, cells[name].name).values())
         if not found:
             continue
-        values = np.array([[outcome.test[name] for name in NAMES] for outcome in found])
+        values = np.array([[outcome.test[metric] for metric in NAMES] for outcome in found])
         negatives = float(np.mean([outcome.others["negatives"] for outcome in found]))
-        end = cells[row].termination_point(setting.scale, negatives)
+        end = cells[name].termination_point(setting.scale, negatives)
         figures = [_spread(column) for column in values.T]
         lines.append(
-            _row(
+            row(
                 [
-                    cells[row].label,
-                    _describe(cells[row]),
+                    cells[name].label,
+                    _describe(cells[name]),
                     f"{negatives:,.0f}",
                     f"{end:.2f}",
                     str(len(found)),
@@ -78,9 +79,9 @@ def accuracy_table(outcomes: Sequence[Outcome], setting: Setting, target: str) -
                 ]
             )
         )
-        if row in PAPER:
+        if name in PAPER:
             lines.append(
-                _row(["*the paper*", "", "", "", "", *(f"*{figure:.2f}*" for figure in PAPER[row])])
+                row(["*the paper*", *[""] * 4, *(f"*{figure:.2f}*" for figure in PAPER[name])])
             )
     return "\n".join(lines)
 
@@ -89,8 +90,8 @@ def verdict_table(outcomes: Sequence[Outcome], setting: Setting) -> str:
     """Lay out the verdict on each claim, with the differences that decide it."""
     cells = known_cells(outcomes, setting)
     lines = [
-        _row(["claim", "compared", "difference [95 % interval]", "seeds", "verdict"]),
-        _row(["---"] * 5),
+        row(["claim", "compared", "difference [95 % interval]", "seeds", "verdict"]),
+        row(["---"] * 5),
     ]
     for claim in CLAIMS:
         rows, verdicts = [], []
@@ -101,10 +102,12 @@ def verdict_table(outcomes: Sequence[Outcome], setting: Setting) -> str:
                 continue
             verdicts.append(judge(difference, comparison.margin))
             rows.append((comparison, difference, verdicts[-1]))
-        lines.append(_row([f"**({claim.number})** {claim.text}", "", "", "", _bold(verdicts)]))
+        lines.append(
+            row([f"**({claim.number})** {claim.text}", "", "", "", bold(judge_all(verdicts))])
+        )
         for comparison, difference, verdict in rows:
             lines.append(
-                _row(
+                row(
                     [
                         "",
                         _describe_comparison(comparison, cells),
@@ -156,11 +159,3 @@ def _describe(cell: Cell) -> str:
 def _spread(values: np.ndarray) -> str:
     deviation = f" ± {100 * values.std(ddof=1):.2f}" if len(values) > 1 else ""
     return f"{100 * values.mean():.2f}{deviation}"
-
-
-def _bold(verdicts: Sequence[str]) -> str:
-    return f"**{judge_all(verdicts)}**"
-
-
-def _row(cells: Sequence[str]) -> str:
-    return f"| {' | '.join(cells)} |"

@@ -13,7 +13,7 @@ from dsoftmax.tools.reproduction.report import draw_figure5, page
 from dsoftmax.tools.reproduction.study import known_cells
 from dsoftmax.tools.reproduction.tables import accuracy_table, verdict_table
 
-SETTING = Setting("made-up", "Made-up numbers", "data", 16, 64, 5, {})
+SETTING = Setting("made-up", "Made-up numbers", "data", 16, 64, 5, {"max-steps": 100})
 
 
 def outcome(cell, seed, validation, test, spread=0.1, negatives=312.0):
