@@ -64,12 +64,27 @@ CLAIMS = (
         tuple(Comparison("k", other) for other in ("rand-softmax", "rand-arcface", "hf-softmax")),
     ),
     Claim(
+        "5, with the batch's classes",
+        "so is D-Softmax-K if the batch's other classes are negatives too, as with these",
+        tuple(
+            Comparison("k+batch", other) for other in ("rand-softmax", "rand-arcface", "hf-softmax")
+        ),
+    ),
+    Claim(
         "6",
         "class weights stay as orthogonal as with Softmax if the inter part is sampled at 1/64, "
         "and drift without it",
         (
             Comparison("k", "softmax", 0.02, ORTHOGONALITY),
             Comparison("softmax", "intra", 0.0, ORTHOGONALITY),
+        ),
+    ),
+    Claim(
+        "6, d = 0.9",
+        "so they do with the paper's d",
+        (
+            Comparison("k-0.9", "softmax", 0.02, ORTHOGONALITY),
+            Comparison("softmax", "intra-0.9", 0.0, ORTHOGONALITY),
         ),
     ),
     Claim(

@@ -188,6 +188,7 @@ def fixed_cells(best: dict[str, Cell], part: int) -> dict[str, Cell]:
         Cell("rand-softmax", "Rand-Softmax", "rand_softmax", {**rate, **PAPERS_WAY}),
         Cell("rand-counted", "Rand-Softmax, Partial FC's way", "rand_softmax", rate),
         Cell("hf-softmax", "HF-Softmax", "hf_softmax", {**rate, **PAPERS_WAY}),
+        Cell("intra-0.9", "D intra alone", INTRA, {"d": 0.9, **rate}),
     ]
     if "d-best" in best:
         d = {"d": best["d-best"].options["d"]}
@@ -233,6 +234,6 @@ TARGETS = {
         ("d-best", "k", "rand-arcface"),
     ),
     "table3": Target(("softmax", "rand-softmax", "hf-softmax", "k"), ("k",)),
-    "figure4": Target(("softmax", "intra", "k"), ("d-best", "k")),
+    "figure4": Target(("softmax", "intra-0.9", "k-0.9", "intra", "k"), ("d-best", "k")),
     "figure5": Target(tuple(f"{kind}-{d}" for kind in ("d", "k") for d in D_VALUES), ()),
 }

@@ -13,7 +13,7 @@ from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.tools.reproduction import curves, speed, sphere
 from dsoftmax.tools.reproduction import outcomes as files
 from dsoftmax.tools.reproduction.grid import D_VALUES, TARGETS, Setting
-from dsoftmax.tools.reproduction.outcomes import Outcome, of_cell
+from dsoftmax.tools.reproduction.outcomes import Outcome, of_cell, paired_values
 from dsoftmax.tools.reproduction.runner import Runner
 from dsoftmax.tools.reproduction.study import Study
 from dsoftmax.tools.reproduction.tables import accuracy_table, verdict_table
@@ -68,8 +68,9 @@ def page(
             f"{len(seconds)} trials of {_steps(setting)}, {sum(seconds) / 3600:.1f} hours together."
         )
         for target in targets:
-            if target in TITLES:
-                sections += [f"### {TITLES[target]}", accuracy_table(found, setting, target)]
+            table = accuracy_table(found, setting, target) if target in TITLES else ""
+            if table:
+                sections += [f"### {TITLES[target]}", table]
         if "claims" in targets:
             sections += ["### Verdicts", verdict_table(found, setting)]
     if measured and "table3" in targets:
@@ -109,27 +110,35 @@ def draw_figure4(study: Study, runner: Runner) -> Any | None:
         if row not in cells or runner.result_of(setting.trial(cells[row], 1)) is None:
             return None
         path = runner.model_of(setting.trial(cells[row], 1))
-        sets[cells[row].label] = load_arrays(path)["arg:fc7_weight"].asnumpy()
+        cell = cells[row]
+        name = cell.label + (f", d = {cell.options['d']:g}" if "d" in cell.options else "")
+        sets[name] = load_arrays(path)["arg:fc7_weight"].asnumpy()
     return plots.draw_classes(sets)
 
 
 def draw_figure5(found: Sequence[Outcome], setting: Setting) -> Any:
-    """Draw the rank-1 rate against d, of D-Softmax and of D-Softmax-K."""
+    """Draw the rank-1 rate against d, of D-Softmax and of D-Softmax-K.
+
+    Bars are deviations over seeds once each seed's own level is taken away, as in paired tests.
+    """
     figure = plots.make_figure(6.0, 4.2)
     axes = figure.subplots()
     plots.show_grid(axes)
+    names = {
+        (kind, d): f"{kind}-{d}"
+        for kind in ("d", "k")
+        for d in D_VALUES
+        if of_cell(found, setting.name, f"{kind}-{d}")
+    }
+    rates = 100 * paired_values(found, setting.name, list(names.values()), "rank1")
+    deviations = rates - rates.mean(axis=0, keepdims=True)
     for number, (kind, label) in enumerate((("d", "D-Softmax"), ("k", "D-Softmax-K"))):
-        points = []
-        for d in D_VALUES:
-            rates = [o.test["rank1"] for o in of_cell(found, setting.name, f"{kind}-{d}").values()]
-            if rates:
-                points.append((d, np.mean(rates), np.std(rates, ddof=1) if len(rates) > 1 else 0))
-        if points:
-            d, mean, deviation = (100 * np.array(column) for column in zip(*points))
+        rows = [row for row, (of, _) in enumerate(names) if of == kind]
+        if rows and rates.size:
             axes.errorbar(
-                d / 100,
-                mean,
-                deviation,
+                [d for of, d in names if of == kind],
+                rates[rows].mean(axis=1),
+                deviations[rows].std(axis=1),
                 label=label,
                 marker="o",
                 capsize=3,

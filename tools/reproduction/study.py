@@ -55,10 +55,11 @@ class Study:
 
     def cells(self) -> dict[str, Cell]:
         """Return all cells by name, as `known_cells`."""
-        tuned = [cell for group in tuned_cells(self.setting.part).values() for cell in group]
+        groups = tuned_cells(self.setting.part).values()
+        tuned = [cell for group in groups for cell in group if self.setting.is_wanted(cell)]
         return known_cells(gather(self._runner, self.setting, tuned), self.setting)
 
     def outcomes(self) -> list[Outcome]:
         """Return what all trials have found that have ended."""
-        cells = {cell.name: cell for cell in self.cells().values()}
+        cells = {cell.name: cell for cell in self.cells().values() if self.setting.is_wanted(cell)}
         return gather(self._runner, self.setting, cells.values())

@@ -46,6 +46,8 @@ PAPER = {
 def accuracy_table(outcomes: Sequence[Outcome], setting: Setting, target: str) -> str:
     """Lay out a table of the paper: mean and deviation over seeds, the paper's row beneath.
 
+    Without any outcome of its rows there is no table.
+
     Parameters
     ----------
     outcomes : sequence of Outcome
@@ -83,7 +85,7 @@ def accuracy_table(outcomes: Sequence[Outcome], setting: Setting, target: str) -
             lines.append(
                 row(["*the paper*", *[""] * 4, *(f"*{figure:.2f}*" for figure in PAPER[name])])
             )
-    return "\n".join(lines)
+    return "\n".join(lines) if len(lines) > 2 else ""
 
 
 def verdict_table(outcomes: Sequence[Outcome], setting: Setting) -> str:
@@ -102,6 +104,8 @@ def verdict_table(outcomes: Sequence[Outcome], setting: Setting) -> str:
                 continue
             verdicts.append(judge(difference, comparison.margin))
             rows.append((comparison, difference, verdicts[-1]))
+        if not rows:
+            continue
         lines.append(
             row([f"**({claim.number})** {claim.text}", "", "", "", bold(judge_all(verdicts))])
         )
