@@ -41,6 +41,7 @@ def write(output: str, targets: Sequence[str], studies: Sequence[Study], runner:
     """
     found = [outcome for study in studies for outcome in study.outcomes()]
     files.write(os.path.join(output, TRIALS), found)
+    found = files.read(os.path.join(output, TRIALS))  # the page follows from the file to the digit
     measured = speed.read(os.path.join(output, speed.FILE))
     with AtomicFile(os.path.join(output, PAGE), "w") as file:
         file.write(page(found, [study.setting for study in studies], targets, measured))

@@ -1,0 +1,28 @@
+"""The committed page says what the committed numbers say."""
+
+from pathlib import Path
+
+import pytest
+
+import dsoftmax.tools.reproduction
+from dsoftmax.tools.reproduction import outcomes, report, scales, speed
+
+FOLDER = Path(dsoftmax.tools.reproduction.__path__[0])
+SETTINGS = scales.small_settings(5)
+TARGETS = ("table1", "table2", "table3", "claims")
+
+
+@pytest.fixture(scope="module")
+def found():
+    return outcomes.read(str(FOLDER / report.TRIALS))
+
+
+def test_tables_and_verdicts_follow_from_the_numbers(found):
+    assert (FOLDER / report.PAGE).read_text() == report.page(
+        found, SETTINGS, TARGETS, speed.read(str(FOLDER / speed.FILE))
+    )
+
+
+def test_numbers_belong_to_settings_that_exist(found):
+    assert {one.setting for one in found} <= {setting.name for setting in SETTINGS}
+    assert all(0 <= value <= 1 for one in found for value in one.test.values())
