@@ -1,15 +1,82 @@
-"""Embed many images and their mirror images, while threads decode ahead."""
+"""Embed images and their mirror images: a list of them, or many while threads decode ahead."""
 
 from __future__ import annotations
 
+import os
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from dsoftmax.eval import metrics
 from dsoftmax.eval.models import Embed
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
-from dsoftmax.recognition.data.images import ImageError
+from dsoftmax.recognition.data.images import ImageError, fit, load_rgb
+
+
+def embed_images(
+    embed: Embed,
+    images: Sequence[str | os.PathLike | np.ndarray],
+    flip: bool = True,
+    size: tuple[int, int] | None = None,
+    batch_size: int = 32,
+) -> np.ndarray:
+    """Embed a list of images of aligned faces.
+
+    Parameters
+    ----------
+    embed : callable
+        A model of `load_model`, or any function that maps (n, 3, height, width) uint8, RGB, to
+        (n, D).
+    images : sequence
+        Paths of image files, or arrays (height, width, 3) uint8 in RGB; of any sizes.
+    flip : bool
+        Whether to add the embedding of the mirror image, as verification does.
+    size : (int, int), optional
+        Height and width that images are resized to; by default those the model was trained with,
+        or else those of the first image.
+    batch_size : int
+
+    Returns
+    -------
+    (n, D) float32
+        Embeddings of length 1: the inner product of two is their cosine.
+
+    Examples
+    --------
+    >>> embed = load_model("models/y1/model,0")  # doctest: +SKIP
+    >>> ann, bo = embed_images(embed, ["ann.jpg", "bo.jpg"])  # doctest: +SKIP
+    >>> print(f"cosine {ann @ bo:.3f}")  # doctest: +SKIP
+    cosine 0.062
+    """
+    if not len(images):
+        raise ValueError("there is no image to embed")
+    size = size or getattr(embed, "image_size", None) or _load(images[0]).shape[:2]
+    embeddings = []
+    for start in range(0, len(images), batch_size):
+        loaded = [fit(_load(image), *size) for image in images[start : start + batch_size]]
+        batch = np.ascontiguousarray(np.stack(loaded).transpose(0, 3, 1, 2))
+        embeddings.append(_both_views(embed, batch).sum(axis=1) if flip else embed(batch))
+    return metrics.normalized(np.concatenate(embeddings))
+
+
+def _load(image: str | os.PathLike | np.ndarray) -> np.ndarray:
+    if not isinstance(image, np.ndarray):
+        try:
+            return load_rgb(image)
+        except ImageError as error:
+            raise ImageError(f"{os.fspath(image)}: {error}") from None
+    if image.ndim != 3 or image.shape[2] != 3 or image.dtype != np.uint8:
+        raise ValueError(
+            f"an image is (height, width, 3) uint8 in RGB, not {image.shape} {image.dtype}"
+        )
+    return image
+
+
+def _both_views(embed: Embed, batch: np.ndarray) -> np.ndarray:
+    """Return the embeddings (n, 2, D) of images (n, 3, height, width) and their mirror images."""
+    mirrored = np.ascontiguousarray(batch[:, :, :, ::-1])
+    return np.stack([embed(batch), embed(mirrored)], axis=1)
 
 
 class EmbeddedBatch(NamedTuple):
@@ -67,9 +134,9 @@ def embed_batches(
                 batch = np.ascontiguousarray(
                     np.stack([image for _, image in loaded]).transpose(0, 3, 1, 2)
                 )
-                both = [embed(batch), embed(np.ascontiguousarray(batch[:, :, :, ::-1]))]
+                both = _both_views(embed, batch)
                 places = [number - numbers[0] for number, _ in loaded]
-                views = np.zeros((len(numbers), 2, both[0].shape[1]), np.float32)
-                views[places] = np.stack(both, axis=1)
+                views = np.zeros((len(numbers), 2, both.shape[2]), np.float32)
+                views[places] = both
             yield EmbeddedBatch(numbers[0], views, unreadable)
             bar.update(len(numbers))

@@ -28,7 +28,14 @@ import numpy as np
 
 from dsoftmax.eval import metrics, plots, templates
 from dsoftmax.eval.feature_cache import Features, cached_features
-from dsoftmax.eval.models import load_model, parse_models
+from dsoftmax.eval.models import (
+    Model,
+    ModelName,
+    load_model,
+    missing_model,
+    parse_models,
+    say_where,
+)
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
     add_threads_flag,
@@ -50,6 +57,7 @@ RANKS = (1, 5, 10)
 CMC_RANKS = 50
 GALLERIES = {"IJBB": ("S1", "S2"), "IJBC": ("G1", "G2")}
 PROBES_PER_BLOCK = 4096
+IMAGE_SIZE = (112, 112)
 
 
 class Search(NamedTuple):
@@ -112,29 +120,40 @@ def search(
 def embed_faces(args: argparse.Namespace, faces: templates.Faces) -> Features:
     """Return the embeddings of all faces, resuming what an earlier run has done."""
     crops = os.path.join(args.data_dir, "loose_crop")
+    model = _the_model(args.model)
+    size = args.image_size or model.trained_size() or IMAGE_SIZE
+    contexts = gpu_contexts(args.gpu)
     if not os.path.isdir(crops):
         raise FileNotFoundError(f"{crops}: there is no such folder; it holds the face images")
-    (model, *others) = parse_models(args.model)
-    if others:
-        raise ValueError(f"--model {args.model}: one model at a time, prefix,epoch")
 
     def load(face: int) -> np.ndarray:
         path = os.path.join(crops, faces.names[face])
-        return load_rgb(path, args.image_size, faces.landmarks[face])
+        return load_rgb(path, size, faces.landmarks[face])
+
+    def load_network() -> Model:
+        network = load_model(model, contexts)
+        say_where(model, contexts, size)
+        return network
 
     described = "\n".join(faces.names).encode() + faces.landmarks.tobytes()
-    contexts = gpu_contexts(args.gpu)
     return cached_features(
         os.path.join(args.result_dir, "features"),
         args.target,
         {"model": model.digest(), "faces": hashlib.sha256(described).hexdigest()},
         len(faces.names),
-        lambda: load_model(model, contexts),
+        load_network,
         load,
-        args.image_size,
+        size,
         args.batch_size,
         args.threads,
     )
+
+
+def _the_model(text: str) -> ModelName:
+    (model, *others) = parse_models(text)
+    if others:
+        raise ValueError(f"--model {text}: one model at a time, prefix,epoch")
+    return model
 
 
 def read_features(path: str, count: int) -> Features:
@@ -249,7 +268,11 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--data-dir", "--image-path", help="folder of loose_crop and meta; by default ./<target>"
     )
-    data.add_argument("--image-size", type=image_size, default="112,112", help="height,width")
+    data.add_argument(
+        "--image-size",
+        type=image_size,
+        help="height,width; by default those of the model's training, or else 112,112",
+    )
     data.add_argument(
         "--protocol", choices=("11", "1n"), help="run one; by default all whose files exist"
     )
@@ -278,8 +301,11 @@ def _check_flags(args: argparse.Namespace) -> _Files:
     args.result_dir = args.result_dir or f"{args.target}_result"
     if args.model_prefix:
         args.model = f"{args.model_prefix},{args.model_epoch}"
-    if bool(args.model) == bool(args.features):
-        raise ValueError("give either --model prefix,epoch or --features file.npy")
+    either = "give either --model prefix,epoch or --features file.npy"
+    if args.model and args.features:
+        raise ValueError(either)
+    if not (args.model or args.features):
+        raise missing_model(either)
     for name in ("batch_size", "threads"):
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")

@@ -43,7 +43,7 @@ from dsoftmax.eval.megaface_features import (
     write_cleaned,
     write_feature,
 )
-from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models
+from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models, say_where
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
     add_threads_flag,
@@ -56,6 +56,7 @@ from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data.images import load_rgb
 
+IMAGE_SIZE = (112, 112)
 SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 FARS = (1e-6, 1e-5, 1e-4)
 TAIL = 1e-4  # the share of impostor scores that is kept: verification is exact up to this FAR
@@ -220,7 +221,10 @@ def build_parser() -> argparse.ArgumentParser:
         data.add_argument(f"--{name}-root", default=f"./data/{name}_images", help="their folder")
         data.add_argument(f"--{name}-noises", help="list of the noisy ones")
     data.add_argument(
-        "--image-size", "--image_size", default="3,112,112", help="3,height,width or height,width"
+        "--image-size",
+        "--image_size",
+        help="3,height,width or height,width; by default those of the model's training, or else "
+        "112,112",
     )
     ranking = parser.add_argument_group("ranking")
     ranking.add_argument(
@@ -256,6 +260,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         if getattr(args, name) < 1:
             raise ValueError(f"--{name.replace('_', '-')} must be 1 or more")
     for name in ("sizes", "image_size"):
+        if getattr(args, name) is None:
+            continue
         try:
             numbers = [int(part) for part in getattr(args, name).split(",")]
         except ValueError:
@@ -265,11 +271,24 @@ def _check_flags(args: argparse.Namespace) -> None:
                 f"--{name.replace('_', '-')} is a list of numbers, not {getattr(args, name)!r}"
             )
         setattr(args, name, numbers)
-    if len(args.image_size) not in (2, 3):
-        raise ValueError("--image-size is 3,height,width or height,width")
-    args.image_size = tuple(args.image_size[-2:])
+    if args.image_size:
+        if len(args.image_size) not in (2, 3):
+            raise ValueError("--image-size is 3,height,width or height,width")
+        args.image_size = tuple(args.image_size[-2:])
     if args.feature_dir_out and not (args.facescrub_noises or args.megaface_noises):
         raise ValueError("--feature-dir-out needs noise lists to clean features by")
+
+
+def _size_of_training(models: Sequence[ModelName]) -> tuple[int, int]:
+    """Return the image size of all networks; those that don't say take insightface's."""
+    sizes = {model.trained_size() or IMAGE_SIZE for model in models}
+    if len(sizes) > 1:
+        found = " and ".join(f"{height}x{width}" for height, width in sorted(sizes))
+        raise ValueError(
+            f"--model: the networks were trained on images of {found}; join networks of one size, "
+            "or give an --image-size that all of them take"
+        )
+    return sizes.pop()
 
 
 def _run_extraction(args: argparse.Namespace, sets: Sequence[ImageSet]) -> None:
@@ -278,12 +297,15 @@ def _run_extraction(args: argparse.Namespace, sets: Sequence[ImageSet]) -> None:
     for images in sets:
         if not os.path.isdir(images.root):
             raise FileNotFoundError(f"--{images.name}-root {images.root}: there is no such folder")
+    size = args.image_size or _size_of_training(models)
     claim_folder(args.output, args.algo, models, sets)
     loaded: list[Ensemble] = []
 
     def make_ensemble() -> Ensemble:
         if not loaded:
             loaded.append(Ensemble([load_model(model, contexts) for model in models]))
+            for model in models:
+                say_where(model, contexts, size)
         return loaded[0]
 
     for images in sets:
@@ -292,7 +314,7 @@ def _run_extraction(args: argparse.Namespace, sets: Sequence[ImageSet]) -> None:
             make_ensemble,
             args.output,
             args.algo,
-            args.image_size,
+            size,
             args.batch_size,
             args.threads,
         )

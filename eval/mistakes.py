@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 
 from dsoftmax.eval.pairs import Verification
@@ -10,6 +12,7 @@ from dsoftmax.recognition.data.images import fit
 from dsoftmax.recognition.data.packs import Pack
 
 WORST_SHOWN = 20  # of each kind of mistake
+MOST_LETTERS = 21  # of a file's name below its image
 
 
 def worst_mistakes(result: Verification, most: int = WORST_SHOWN) -> tuple[np.ndarray, np.ndarray]:
@@ -38,6 +41,8 @@ def worst_mistakes(result: Verification, most: int = WORST_SHOWN) -> tuple[np.nd
 def contact_sheet(pack: Pack, result: Verification, columns: int = 5) -> np.ndarray:
     """Lay out the worst mistakes, each as two images with the pair's number and cosine.
 
+    Images that were read from files have their names below them.
+
     Parameters
     ----------
     pack : Pack
@@ -52,7 +57,8 @@ def contact_sheet(pack: Pack, result: Verification, columns: int = 5) -> np.ndar
         Blue, green, red.
     """
     cv2 = opencv()
-    side, caption, gap = 112, 18, 6
+    side, line, gap = 112, 16, 6
+    caption = line * (2 if pack.paths else 1) + 2
 
     def blank(height: int, width: int) -> np.ndarray:
         return np.full((height, width, 3), 255, np.uint8)
@@ -65,6 +71,9 @@ def contact_sheet(pack: Pack, result: Verification, columns: int = 5) -> np.ndar
         for place in (0, 1):
             face = fit(pack.decode(2 * pair + place)[:, :, ::-1], side, side)
             image[:side, place * side : (place + 1) * side] = face
+            if pack.paths:
+                name = _short_path(pack.paths[2 * pair + place])
+                write(image, name, place * side + 2, side + line - 5, 0.28)
         write(image, f"pair {pair}: {result.cosines[pair]:+.3f}", 2, side + caption - 5)
         return image
 
@@ -83,3 +92,11 @@ def contact_sheet(pack: Pack, result: Verification, columns: int = 5) -> np.ndar
             row = np.hstack([tile(pair) for pair in pairs[start : start + columns]])
             sections.append(np.hstack([row, blank(len(row), width - row.shape[1])]))
     return np.vstack(sections)
+
+
+def _short_path(path: str) -> str:
+    """Return the end of a path, folder and file, in letters that OpenCV can write."""
+    name = os.path.join(*os.path.normpath(path).split(os.sep)[-2:])
+    if len(name) > MOST_LETTERS:
+        name = ".." + name[2 - MOST_LETTERS :]
+    return name.encode("ascii", "replace").decode()

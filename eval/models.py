@@ -10,13 +10,18 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import itertools
+import json
 import os
 import re
-from typing import TYPE_CHECKING, Callable, NamedTuple, Sequence
+import sys
+from collections import Counter
+from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
 from dsoftmax.recognition.common.arrays import load_arrays
+from dsoftmax.recognition.common.devices import usable_contexts
 from dsoftmax.recognition.common.preflight import mxnet
 
 if TYPE_CHECKING:
@@ -24,6 +29,19 @@ if TYPE_CHECKING:
 
 EMBEDDING = "fc1_output"  # what insightface's networks call their embedding
 INPUT = "data"
+CONFIG = "config.json"  # what a run writes beside its models
+USUAL_SIZES = (
+    (112, 112),
+    (112, 96),
+    (128, 128),
+    (96, 96),
+    (64, 64),
+    (32, 32),
+    (160, 160),
+    (224, 224),
+)
+SHOWN = 10  # of the networks that an error lists
+ONNX_ERRORS = 3  # ONNX Runtime's number for messages of errors and worse, without warnings
 
 Embed = Callable[[np.ndarray], np.ndarray]
 """Maps (n, 3, height, width) uint8 images, RGB, to (n, D) float32 embeddings, any n."""
@@ -48,6 +66,25 @@ class ModelName(NamedTuple):
         if self.is_onnx:
             return [self.prefix]
         return [f"{self.prefix}-symbol.json", f"{self.prefix}-{self.epoch:04d}.params"]
+
+    @property
+    def label(self) -> str:
+        """A short name for people: the folder's if the files are called ``model``, else theirs."""
+        folder, stem = os.path.split(
+            os.path.splitext(self.prefix)[0] if self.is_onnx else self.prefix
+        )
+        return os.path.basename(folder) or stem if stem == "model" else stem
+
+    def trained_size(self) -> tuple[int, int] | None:
+        """Return the image size (height, width) of the run that left the files; None if unknown."""
+        path = os.path.join(os.path.dirname(self.prefix), CONFIG)
+        try:
+            with open(path, encoding="utf-8") as file:
+                config = json.load(file)
+            height, width = config.get("resolved_image_size") or config["image_size"]
+            return int(height), int(width)
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            return None  # no such file, another program's, or of a run that did not say
 
     def digest(self) -> str:
         """Return a checksum of the files' content, the same wherever they lie."""
@@ -98,33 +135,126 @@ def saved_epochs(prefix: str) -> list[int]:
     return sorted(epochs, reverse=True)
 
 
-def load_model(name: ModelName, contexts: Sequence[mx.Context], rewrite: bool = True) -> Embed:
+def find_models(folder: str = "models") -> list[str]:
+    """List the networks in a folder and the folders in it, each as a user would name it."""
+    names = []
+    for symbol in glob.glob(os.path.join(folder, "**", "*-symbol.json"), recursive=True):
+        prefix = symbol[: -len("-symbol.json")]
+        if glob.glob(f"{glob.escape(prefix)}-*.params"):
+            names.append(f"{prefix},{saved_epochs(prefix)[0]}")
+    names += glob.glob(os.path.join(folder, "**", "*.onnx"), recursive=True)
+    return sorted(names)
+
+
+def missing_model(
+    message: str = "--model is missing: give prefix,epoch or a file.onnx",
+) -> ValueError:
+    """Return the error to raise where a user named no network: an example, and those there are."""
+    found = find_models()
+    example = found[0] if found else "models/r50-dsoftmax-emore/model,1"
+    there = ""
+    if found:
+        more = f" and {len(found) - SHOWN} more" if len(found) > SHOWN else ""
+        there = f"; in ./models there are {', '.join(found[:SHOWN])}{more}"
+    return ValueError(f"{message}, as in --model {example}{there}")
+
+
+def labels_of(names: Sequence[ModelName]) -> list[str]:
+    """Return short names that tell networks apart: with the epoch, or the path, where they must.
+
+    Examples
+    --------
+    >>> labels_of([ModelName("models/r50/model", 1), ModelName("models/y1/model", 1)])
+    ['r50', 'y1']
+    >>> labels_of([ModelName("models/r50/model", 1), ModelName("models/r50/model", 3)])
+    ['r50,1', 'r50,3']
+    """
+    labels = [name.label for name in names]
+    for longer in (lambda name: f"{name.label},{name.epoch}", str):
+        counts = Counter(labels)
+        labels = [
+            label if counts[label] == 1 else longer(name) for label, name in zip(labels, names)
+        ]
+    return labels
+
+
+def say_where(
+    name: ModelName, contexts: Sequence[mx.Context], size: tuple[int, int] | None
+) -> None:
+    """Say on stderr which devices a network runs on, and the size of its images if it is known."""
+    devices = ", ".join(map(str, contexts))
+    images = f", images of {size[0]}x{size[1]}" if size else ""
+    print(f"{name} runs on {devices}{images}", file=sys.stderr, flush=True)
+
+
+class Model:
+    """A network as a function from images to embeddings; see `Embed`.
+
+    Attributes
+    ----------
+    name : ModelName
+    image_size : (int, int) or None
+        Height and width of the images it was trained on, if its files say so.
+    """
+
+    def __init__(self, name: ModelName):
+        self.name, self.image_size = name, name.trained_size()
+
+    def __call__(self, images: np.ndarray) -> np.ndarray:
+        """Map (n, 3, height, width) uint8 images, RGB, to (n, D) float32 embeddings."""
+        raise NotImplementedError
+
+    def _refusal(self, images: np.ndarray, wanted: tuple[int, int] | None, why: str) -> ValueError:
+        """Return the error to raise where the network can't take images of this size."""
+        height, width = images.shape[2:]
+        if wanted and wanted != (height, width):
+            why = f"it seems to want {wanted[0]}x{wanted[1]}: --image-size {wanted[0]},{wanted[1]}"
+        return ValueError(f"{self.name} can't be run on images of {height}x{width}: {why}")
+
+
+def load_model(
+    name: ModelName | str, contexts: Sequence[mx.Context] | None = None, rewrite: bool = True
+) -> Model:
     """Load a network.
 
     Parameters
     ----------
-    name : ModelName
-    contexts : sequence of mx.Context
-        Batches are split over them. An ONNX file runs on the first.
+    name : ModelName, or str
+        ``prefix,epoch`` or ``file.onnx``.
+    contexts : sequence of mx.Context, optional
+        Batches are split over them. An ONNX file runs on the first. By default those of
+        CUDA_VISIBLE_DEVICES, or the CPU.
     rewrite : bool
         Compute the same embeddings by operators that are faster, if the network is a symbol and
         all contexts are CPUs; see `dsoftmax.eval.graphs`.
+
+    Examples
+    --------
+    >>> embed = load_model("models/y1/model,0")  # doctest: +SKIP
+    >>> embed(np.zeros((5, 3, 112, 112), np.uint8)).shape  # doctest: +SKIP
+    (5, 128)
     """
+    if isinstance(name, str):
+        (name, *others) = parse_models(name)
+        if others:
+            raise ValueError(f"{name.prefix}: one network at a time, as prefix,epoch or file.onnx")
+    contexts = usable_contexts() if contexts is None else contexts
     if name.is_onnx:
         return _OnnxModel(name, contexts[0])
     return _SymbolModel(name, contexts, rewrite)
 
 
-class _SymbolModel:
+class _SymbolModel(Model):
     """A symbol file with its parameters; pixels of 0 to 255, scaled inside the graph."""
 
     def __init__(self, name: ModelName, contexts: Sequence[mx.Context], rewrite: bool):
         mx = mxnet()
         from dsoftmax.eval import graphs  # late, because it imports MXNet
 
+        super().__init__(name)
         symbol_path, params_path = name.files()
         _check_files(name)
-        self.name, self._contexts = name, list(contexts)
+        self._contexts = list(contexts)
         try:
             symbol = mx.sym.load(symbol_path)
         except mx.MXNetError:
@@ -140,6 +270,7 @@ class _SymbolModel:
                 f"{params_path}: {len(missing)} parameters of {os.path.basename(symbol_path)} are "
                 f"not in it, {', '.join(missing[:3])} among them; is it another network's?"
             )
+        self._graph, self._shapes = output, {key: saved[key].shape for key in needed}
         if rewrite and all(context.device_type == "cpu" for context in self._contexts):
             output, saved = graphs.for_cpus(output, saved)
         self._block = mx.gluon.SymbolBlock(output, mx.sym.var(INPUT, dtype="float32"))
@@ -158,17 +289,21 @@ class _SymbolModel:
             embedded = [self._block(piece) for piece in pieces]
             embeddings = np.concatenate([piece.asnumpy() for piece in embedded])
         except mx.MXNetError as error:
-            raise ValueError(
-                f"{self.name} can't be run on images of {images.shape[2]}x{images.shape[3]}: "
-                f"{_last_line(error)}"
-            ) from None
+            raise self._refusal(images, self._wanted_size(), _last_line(error)) from None
         return embeddings.reshape(len(images), -1)
 
+    def _wanted_size(self) -> tuple[int, int] | None:
+        """Find a usual image size for which the graph's parameters have the shapes of the file."""
+        squares = ((side, side) for side in range(16, 257, 8))
+        sizes = itertools.chain([self.image_size] if self.image_size else [], USUAL_SIZES, squares)
+        return next((size for size in sizes if _fits(self._graph, self._shapes, size)), None)
 
-class _OnnxModel:
+
+class _OnnxModel(Model):
     """An ONNX file; whether it scales pixels itself is looked up in its first nodes."""
 
     def __init__(self, name: ModelName, context: mx.Context):
+        super().__init__(name)
         _check_files(name)
         try:
             import onnx
@@ -177,16 +312,21 @@ class _OnnxModel:
             raise ImportError(
                 f"{name} needs the extra onnx: pip install 'dsoftmax[onnx]' ({error})"
             ) from None
-        self.name = name
+        options = onnxruntime.SessionOptions()
+        # A file may declare an output of another batch size: that is a warning for each batch.
+        options.log_severity_level = ONNX_ERRORS
         kinds = {"gpu": ["CUDAExecutionProvider"]}.get(context.device_type, [])
         try:
             self._session = onnxruntime.InferenceSession(
-                name.prefix, providers=[*kinds, "CPUExecutionProvider"]
+                name.prefix, options, providers=[*kinds, "CPUExecutionProvider"]
             )
             nodes = onnx.load(name.prefix).graph.node[:8]
         except Exception as error:  # of onnxruntime's own many kinds
             raise ValueError(f"{name}: not an ONNX file that runs here: {error}") from None
         self._input = self._session.get_inputs()[0]
+        size = tuple(self._input.shape[2:])
+        self._fixed_size = size if all(isinstance(side, int) for side in size) else None
+        self.image_size = self._fixed_size or self.image_size
         # Exports of MXNet networks take 0 to 255 and begin with a subtraction and a product (or
         # their like); those of PyTorch ones want (x - 127.5) / 127.5 done for them.
         self._is_scaled_inside = {"Sub", "Mul"} <= {node.op_type for node in nodes}
@@ -206,12 +346,18 @@ class _OnnxModel:
                     None, {self._input.name: np.concatenate([batch, padding])}
                 )[0]
             except Exception as error:
-                raise ValueError(
-                    f"{self.name} can't be run on images of {images.shape[2]}x{images.shape[3]}, "
-                    f"its input is {self._input.shape}: {_last_line(error)}"
-                ) from None
+                raise self._refusal(images, self._fixed_size, _last_line(error)) from None
             embeddings.append(output.reshape(size, -1)[: len(batch)])
         return np.concatenate(embeddings)
+
+
+def _fits(graph: mx.sym.Symbol, shapes: Mapping[str, tuple], size: tuple[int, int]) -> bool:
+    """Tell whether a graph takes images of this size with parameters of these shapes."""
+    try:
+        graph.infer_shape_partial(**{INPUT: (1, 3, *size)}, **shapes)
+    except mxnet().MXNetError:
+        return False
+    return True
 
 
 def _check_files(name: ModelName) -> None:

@@ -101,7 +101,7 @@ class Verification:
             "val": {"far": VAL_FAR, "tar": self.val.mean, "std": self.val.deviation},
             "auc": self.auc,
             "eer": self.eer,
-            "scores": plots.bin_scores(self.genuine, self.impostor)._asdict(),
+            "scores": plots.bin_scores(self.genuine, self.impostor, self.threshold)._asdict(),
         }
         if self.genuine.size and self.impostor.size:
             entry["roc"] = plots.sample_roc(self.genuine, self.impostor)._asdict()

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import os
 import sys
 from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
@@ -35,6 +36,7 @@ FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 LINES = ("-", "--", "-.", ":")
 CLASS_PAIRS = 50_000_000
+FEWEST_ACCEPTED = 5  # impostor pairs; a rate of fewer is chance
 
 
 class Curve(NamedTuple):
@@ -50,28 +52,46 @@ class Histogram(NamedTuple):
     edges: list[float]  # (bins + 1,)
     genuine: list[float]
     impostor: list[float]
+    threshold: float | None = None  # an edge, if there is one: pairs above it are accepted
 
 
 def sample_roc(
     genuine: np.ndarray, impostor: np.ndarray, total: int | None = None, highest: float = 1.0
 ) -> Curve:
-    """Take 50 points per decade of the curve, from the rate of a single pair to `highest`."""
+    """Take 50 points per decade of the curve, from the rate of `FEWEST_ACCEPTED` to `highest`."""
     total = len(impostor) if total is None else total
-    lowest = min(1 / total, highest)
+    lowest = min(FEWEST_ACCEPTED / total, highest)
     fars = np.geomspace(lowest, highest, 1 + round(50 * np.log10(highest / lowest)))
     points = metrics.at_far(genuine, impostor, fars, total)
     return Curve(fars.tolist(), [point.tar for point in points])
 
 
-def bin_scores(genuine: np.ndarray, impostor: np.ndarray) -> Histogram:
-    """Count cosines in bins of one width, up to a hundred of them."""
+def bin_scores(
+    genuine: np.ndarray, impostor: np.ndarray, threshold: float | None = None
+) -> Histogram:
+    """Count cosines in bins of one width, up to a hundred or so.
+
+    Parameters
+    ----------
+    genuine, impostor : (g,), (i,)
+    threshold : float, optional
+        Made the edge of two bins, so that each bin is right or wrong as a whole.
+    """
     both = np.concatenate([genuine, impostor])
+    low, high = both.min(), max(both.max(), both.min() + 1e-6)
     bins = int(np.clip(np.sqrt(len(both)), 10, 100))
-    edges = np.linspace(both.min(), max(both.max(), both.min() + 1e-6), bins + 1)
+    if threshold is None:
+        edges = np.linspace(low, high, bins + 1)
+    else:
+        width = (high - low) / bins
+        below, above = (
+            max(math.ceil(gap / width), 1) for gap in (threshold - low, high - threshold)
+        )
+        edges = threshold + width * np.arange(-below, above + 1)
     shares = (
         np.histogram(scores, edges)[0] / max(len(scores), 1) for scores in (genuine, impostor)
     )
-    return Histogram(edges.tolist(), *(share.tolist() for share in shares))
+    return Histogram(edges.tolist(), *(share.tolist() for share in shares), threshold)
 
 
 def make_figure(width: float, height: float) -> Figure:
@@ -109,19 +129,23 @@ def line_style(number: int) -> dict[str, Any]:
     }
 
 
-def draw_roc(curves: Mapping[str, Curve]) -> Figure:
-    """Draw true against false accept rates, the latter logarithmic."""
+def draw_roc(curves: Mapping[str, Curve], title: str = "") -> Figure:
+    """Draw true against false accept rates, the latter logarithmic; a dot where a curve ends."""
     figure, axes = _axes()
     for number, (name, curve) in enumerate(curves.items()):
-        axes.step(curve.far, curve.tar, where="post", label=name, **line_style(number))
+        style = line_style(number)
+        axes.step(curve.far, curve.tar, where="post", label=name, **style)
+        axes.plot(curve.far[0], curve.tar[0], "o", color=style["color"], clip_on=False)
     lowest = min(min(curve.tar) for curve in curves.values())
     margin = max(0.04 * (1 - lowest), 1e-4)
     axes.set(
         xscale="log",
         xlim=(min(min(curve.far) for curve in curves.values()), None),
         ylim=(lowest - margin, 1 + margin),
-        xlabel="false accept rate",
+        xlabel="false accept rate\n"
+        f"(the dot, where a curve begins: {FEWEST_ACCEPTED} pairs of different people accepted)",
         ylabel="true accept rate",
+        title=title,
     )
     _show_percent(axes)
     axes.grid(which="minor", axis="x", alpha=0.12)
@@ -129,50 +153,77 @@ def draw_roc(curves: Mapping[str, Curve]) -> Figure:
     return figure
 
 
-def draw_scores(histograms: Mapping[str, Histogram]) -> Figure:
-    """Draw the distributions of scores, one panel per result."""
-    figure = make_figure(6, 1.2 + 2.2 * len(histograms))
+def draw_scores(histograms: Mapping[str, Histogram], title: str = "") -> Figure:
+    """Draw the distributions of scores, one panel per result, with the threshold if it is known.
+
+    Pairs on the wrong side of the threshold are drawn in full colour. Shares are logarithmic, so
+    that these few can be seen beside the many that are right.
+    """
+    figure = make_figure(7.5, 1.2 + 2.6 * len(histograms))
     panels = figure.subplots(len(histograms), sharex=True, squeeze=False)[:, 0]
     for axes, (name, histogram) in zip(panels, histograms.items()):
-        kinds = (("different people", histogram.impostor), ("one person", histogram.genuine))
-        for (label, shares), colour, hatch in zip(kinds, (COLOURS[1], COLOURS[0]), ("", "////")):
-            if sum(shares):
+        edges = np.array(histogram.edges)
+        is_above = edges[:-1] >= (math.inf if histogram.threshold is None else histogram.threshold)
+        kinds = (
+            ("different people", "accepted", histogram.impostor, is_above, COLOURS[1]),
+            ("one person", "refused", histogram.genuine, ~is_above, COLOURS[0]),
+        )
+        for label, mistake, shares, is_wrong, colour in kinds:
+            if not sum(shares):
+                continue
+            shares = np.array(shares)
+            axes.stairs(
+                shares, edges, fill=True, facecolor=colour + "55", edgecolor=colour, label=label
+            )
+            if histogram.threshold is not None:
+                wrong = np.where(is_wrong, shares, 0)
                 axes.stairs(
-                    shares,
-                    histogram.edges,
+                    wrong,
+                    edges,
                     fill=True,
-                    facecolor=(colour + "55"),
-                    edgecolor=colour,
-                    linewidth=1.2,
-                    hatch=hatch,
-                    label=label,
+                    facecolor=colour,
+                    hatch="////",
+                    edgecolor="white",
+                    zorder=2,
+                    label=f"{label}, {mistake}: {wrong.sum():.2%}",
                 )
-        axes.set(ylabel="share of the pairs", title=name)
+        if histogram.threshold is not None:
+            label = f"threshold {histogram.threshold:.3f}, mean of the folds"
+            axes.axvline(histogram.threshold, color="black", linestyle="--", label=label)
+        smallest = min(share for share in histogram.genuine + histogram.impostor if share)
+        axes.set(ylabel="share of the pairs (log)", title=name, yscale="log")
+        axes.set_ylim(smallest / 2)
         _show_percent(axes)
         show_grid(axes)
-    panels[0].legend()
+        axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     panels[-1].set_xlabel("cosine of a pair")
+    figure.suptitle(title)
     return figure
 
 
-def draw_cmc(curves: Mapping[str, Sequence[float]]) -> Figure:
+def draw_cmc(curves: Mapping[str, Sequence[float]], title: str = "") -> Figure:
     """Draw the share of probes whose mate is among the first k, against k."""
     figure, axes = _axes()
     for number, (name, rates) in enumerate(curves.items()):
         axes.plot(range(1, len(rates) + 1), rates, label=name, **line_style(number))
-    axes.set(xscale="log", xlabel="rank", ylabel="identification rate")
+    axes.set(xscale="log", xlabel="rank", ylabel="identification rate", title=title)
     _show_percent(axes)
     axes.xaxis.set_major_formatter(lambda rank, _: f"{rank:g}")
     axes.legend(loc="lower right")
     return figure
 
 
-def draw_distractors(curves: Mapping[str, Mapping[int, float]]) -> Figure:
+def draw_distractors(curves: Mapping[str, Mapping[int, float]], title: str = "") -> Figure:
     """Draw rank-1 rates against the number of distractors."""
     figure, axes = _axes()
     for number, (name, rates) in enumerate(curves.items()):
         axes.plot(list(rates), list(rates.values()), marker="o", label=name, **line_style(number))
-    axes.set(xscale="log", xlabel="distractors", ylabel="rank-1 identification rate")
+    axes.set(
+        xscale="log",
+        xlabel="number of distractors",
+        ylabel="rank-1 identification rate",
+        title=title,
+    )
     _show_percent(axes)
     axes.legend(loc="lower left")
     return figure
@@ -219,7 +270,7 @@ def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
         share = counts / max(counts.sum(), 1)
         mean = float(share @ centres)
         sigma = float(np.sqrt(share @ (centres - mean) ** 2))
-        label = f"{name}: mean {mean:+.3f}, 3σ {3 * sigma:.3f}"
+        label = f"{name} ({len(weights):,} classes): mean {mean:+.3f}, 3σ {3 * sigma:.3f}"
         axes.plot(centres, share / width, label=label, **line_style(number))
         seen = np.abs(centres[counts > 0])
         widest = max(widest, float(seen.max()) if seen.size else 0.0)
@@ -229,13 +280,15 @@ def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
         x = np.linspace(-1, 1, 801)
         density = np.exp(-dimension * x**2 / 2) * np.sqrt(dimension / (2 * np.pi))
         axes.fill_between(x, density, color="grey", alpha=0.25, lw=0, zorder=0)
-        axes.plot([], [], color="grey", alpha=0.4, lw=6, label=f"random, width {dimension}")
+        label = f"random directions, about N(0, 1/{dimension})"
+        axes.plot([], [], color="grey", alpha=0.4, lw=6, label=label)
     limit = min(1.0, max(1.15 * widest, 4 / np.sqrt(min(dimensions))))
     axes.set(
         xlim=(-limit, limit),
         ylim=(0, 1.35 * axes.get_ylim()[1]),  # room for the names
-        xlabel="cosine between the weights of two classes",
-        ylabel="density",
+        title="How far apart are the classes?",
+        xlabel="cosine between the weights of two classes, 0 if they are orthogonal",
+        ylabel="density of the pairs of classes",
     )
     axes.legend(fontsize=8, loc="upper right")
     return figure
@@ -307,21 +360,22 @@ def save_both(figure: Figure, stem: str) -> None:
         save(figure, f"{stem}.{extension}")
 
 
-def _draw_rank1(rates: Mapping[str, Mapping[str, float]]) -> Figure:
+def _draw_rank1(rates: Mapping[str, Mapping[str, float]], title: str) -> Figure:
     return draw_distractors(
         {
             name: {int(size): rate for size, rate in by_size.items()}
             for name, by_size in rates.items()
-        }
+        },
+        title,
     )
 
 
-def _draw_curves(curves: Mapping[str, Mapping]) -> Figure:
-    return draw_roc({name: Curve(**curve) for name, curve in curves.items()})
+def _draw_curves(curves: Mapping[str, Mapping], title: str) -> Figure:
+    return draw_roc({name: Curve(**curve) for name, curve in curves.items()}, title)
 
 
-def _draw_histograms(histograms: Mapping[str, Mapping]) -> Figure:
-    return draw_scores({name: Histogram(**shares) for name, shares in histograms.items()})
+def _draw_histograms(histograms: Mapping[str, Mapping], title: str) -> Figure:
+    return draw_scores({name: Histogram(**shares) for name, shares in histograms.items()}, title)
 
 
 # The entries of a command's result that can be drawn, and the functions that draw them.
@@ -338,12 +392,20 @@ def save_all(results: Sequence[Mapping[str, Any]], folder: str, prefix: str = ""
     for kind, draw in OF_RESULTS.items():
         entries = {result["name"]: result[kind] for result in results if kind in result}
         if entries:
-            save_both(draw(entries), os.path.join(folder, f"{prefix}{kind}"))
+            figure = draw(entries, _common_target(results))
+            save_both(figure, os.path.join(folder, f"{prefix}{kind}"))
 
 
-def _read_results(paths: Sequence[str], kind: str) -> dict[str, Any]:
-    """Collect one kind of entry from all results in .json files, by the results' names."""
+def _common_target(results: Sequence[Mapping[str, Any]]) -> str:
+    """Return what all results were measured on, as a figure's title; empty if they differ."""
+    targets = {result.get("target", "") for result in results}
+    return targets.pop() if len(targets) == 1 else ""
+
+
+def _read_results(paths: Sequence[str], kind: str) -> tuple[dict[str, Any], str]:
+    """Collect one kind of entry from all results in .json files, by name, and their title."""
     entries: dict[str, Any] = {}
+    drawn: list[Mapping[str, Any]] = []
     for path in paths:
         try:
             with open(path, encoding="utf-8") as file:
@@ -357,9 +419,10 @@ def _read_results(paths: Sequence[str], kind: str) -> dict[str, Any]:
             if kind in result:
                 name = result["name"] if len(paths) == 1 else f"{stem}: {result['name']}"
                 entries[name] = result[kind]
+                drawn.append(result)
     if not entries:
         raise ValueError(f"{', '.join(paths)}: there is no {kind} in any result")
-    return entries
+    return entries, _common_target(drawn)
 
 
 def _read_arrays(paths: Sequence[str]) -> dict[str, np.ndarray]:
@@ -402,7 +465,7 @@ def main(args: argparse.Namespace) -> None:
             raise ValueError("scatter draws one file at a time")
         figure = draw_scatter(*_read_labelled(args.files[0]))
     else:
-        figure = OF_RESULTS[args.kind](_read_results(args.files, args.kind))
+        figure = OF_RESULTS[args.kind](*_read_results(args.files, args.kind))
     save(figure, args.output)
     print(args.output)
 

@@ -24,7 +24,14 @@ import numpy as np
 
 from dsoftmax.eval import metrics, plots
 from dsoftmax.eval.mistakes import contact_sheet
-from dsoftmax.eval.models import ModelName, load_model, parse_models
+from dsoftmax.eval.models import (
+    ModelName,
+    labels_of,
+    load_model,
+    missing_model,
+    parse_models,
+    say_where,
+)
 from dsoftmax.eval.pairs import Verification, evaluate, verify
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
@@ -85,7 +92,7 @@ def find_packs(folder: str, targets: str | None) -> list[Pack]:
     return [read_pack(os.path.join(folder, f"{name}.bin")) for name in wanted]
 
 
-def gather_packs(args: argparse.Namespace) -> list[Pack]:
+def gather_packs(args: argparse.Namespace, models: Sequence[ModelName]) -> list[Pack]:
     """Return the packs that the flags ask for, made in memory if they are not .bin files."""
     if not (args.pairs or args.people):
         return find_packs(args.data_dir, args.target)
@@ -94,7 +101,9 @@ def gather_packs(args: argparse.Namespace) -> list[Pack]:
     else:
         name, pairs = args.pairs, read_pairs(args.pairs, args.data_dir)
     name = os.path.splitext(os.path.basename(os.path.normpath(name)))[0]
-    pack, left_out = make_pack(name, pairs, args.image_size or (112, 112), args.threads)
+    trained = filter(None, (model.trained_size() for model in models))
+    size = args.image_size or max(trained, default=(112, 112))
+    pack, left_out = make_pack(name, pairs, size, args.threads)
     if left_out:
         print(f"{len(left_out)} pairs were left out, their images can't be read:", file=sys.stderr)
         print(some_of(left_out), file=sys.stderr)
@@ -118,7 +127,6 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--model",
         nargs="+",
-        default=["../model/softmax,50"],
         help="prefix,epoch; prefix,1|3; prefix; file.onnx; or several of them",
     )
     parser.add_argument("--max", default="", help="a,b: of all epochs those, newest first")
@@ -133,7 +141,11 @@ def build_parser() -> argparse.ArgumentParser:
     pairs.add_argument("--people", help="folder with one folder per person, to draw pairs from")
     pairs.add_argument("--most", type=int, default=6000, help="number of pairs to draw")
     pairs.add_argument("--seed", type=int, default=0, help="of the random choice")
-    pairs.add_argument("--image-size", type=image_size, help="height,width; by default the pack's")
+    pairs.add_argument(
+        "--image-size",
+        type=image_size,
+        help="height,width; by default those of the model's training, or else the pack's",
+    )
     pairs.add_argument("--nfolds", type=int, default=10, help="folds of the cross-validation")
     output = parser.add_argument_group("output")
     output.add_argument(
@@ -169,6 +181,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ValueError("--nfolds must be 2 or more")
     if args.pairs and args.people:
         raise ValueError("--pairs and --people: one of them")
+    if not args.model:
+        raise missing_model()
 
 
 def select_models(names: Sequence[str], newest: str) -> list:
@@ -206,8 +220,10 @@ def results_table(entries: Sequence[dict[str, Any]]) -> str:
 class _Report:
     """Prints, draws and collects the results, model by model."""
 
-    def __init__(self, args: argparse.Namespace, is_one_model: bool):
-        self._args, self._is_one_model = args, is_one_model
+    def __init__(self, args: argparse.Namespace, models: Sequence[ModelName], targets: int):
+        self._args, self._is_one_model = args, len(models) == 1
+        self._labels = dict(zip(models, labels_of(models)))
+        self._is_one_target = targets == 1
         self._best: dict[str, float] = {}
         self._entries: list[dict[str, Any]] = []
 
@@ -220,7 +236,8 @@ class _Report:
             self.say(f"model {name}")
         self.say("\n".join(result.lines()))
         self._best[pack.name] = max(self._best.get(pack.name, 0.0), result.accuracy.mean)
-        title = pack.name if self._is_one_model else f"{name} on {pack.name}"
+        label = self._labels[name]
+        title = label if self._is_one_target else f"{label} on {pack.name}"
         entry = {"name": title, "model": str(name), **result.as_json()}
         if self._args.calibrate:
             thresholds = metrics.calibrate(result.genuine, result.impostor, self._args.calibrate)
@@ -269,14 +286,14 @@ def main(args: argparse.Namespace) -> None:
     _check_flags(args)
     contexts = gpu_contexts(args.gpu)
     models = select_models(args.model, args.max)
-    packs = gather_packs(args)
-    report = _Report(args, is_one_model=len(models) == 1)
+    packs = gather_packs(args, models)
+    report = _Report(args, models, len(packs))
     for name in models:
         embed = load_model(name, contexts)
+        size = args.image_size or embed.image_size
+        say_where(name, contexts, size)
         for pack in packs:
-            result = verify(
-                embed, pack, args.batch_size, args.nfolds, args.image_size, args.threads
-            )
+            result = verify(embed, pack, args.batch_size, args.nfolds, size, args.threads)
             report.add(name, pack, result)
     report.finish()
 

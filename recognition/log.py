@@ -8,7 +8,7 @@ import os
 import sys
 import time
 from types import ModuleType
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -126,8 +126,8 @@ class RunLog:
             return
         self._drawn_at = time.monotonic()
         rows = self._tables["metrics"].read()
-        if rows:
-            figure = draw_curves(rows, self._tables["verification"].read())
+        figure = draw_curves(rows, self._tables["verification"].read())
+        if figure:
             plots.save(figure, os.path.join(self._folder, "curves.png"))
 
     def close(self) -> None:
@@ -182,36 +182,60 @@ class _Table:
         self._file.close()
 
 
-def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure:
-    """Draw loss, cosines, accuracy and learning rate against the steps."""
-    figure = Figure(figsize=(10, 6.5), layout="constrained")
-    ((loss, cosines), (accuracy, rate)) = figure.subplots(2, 2)
-    steps = [row["step"] for row in metrics]
+class _Line(NamedTuple):
+    """Numbers of some steps, to be drawn as a line."""
 
-    def draw(axes, names: Sequence[str], title: str, **options: Any) -> None:
-        for number, name in enumerate(names):
-            values = [row[name] for row in metrics]
-            axes.plot(steps, values, label=name.replace("_", " "), color=plots.COLOURS[number])
-        axes.set(title=title, xlabel="step", **options)
+    label: str
+    points: list[tuple[float, float]]  # (step, value), all finite
 
-    draw(loss, ["loss", "intra", "inter_above_floor"], "loss")
-    draw(cosines, ["positive_cosine", "negative_cosine", "max_negative_cosine"], "cosines")
-    draw(rate, ["lr"], "learning rate")
+
+def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure | None:
+    """Draw losses, cosines, accuracies and learning rate against the steps.
+
+    A line takes two points at least, and a panel a line; None if that leaves nothing to draw.
+    """
+
+    def column(name: str, rows: Sequence[dict] = metrics, label: str = "") -> _Line:
+        points = [(row["step"], row[name]) for row in rows if math.isfinite(row[name])]
+        return _Line(label or name.replace("_", " "), points)
+
+    # The whole loss counts as intra where a loss has no such parts.
+    has_parts = not all(math.isclose(row["intra"], row["loss"], rel_tol=1e-4) for row in metrics)
+    losses = ["loss", "intra", "inter_above_floor"] if has_parts else ["loss"]
     targets = dict.fromkeys(row["target"] for row in scores)
-    for number, target in enumerate(targets):
-        chosen = [row for row in scores if row["target"] == target]
-        accuracy.plot(
-            [row["step"] for row in chosen],
-            [row["accuracy"] for row in chosen],
-            marker="o",
-            label=target,
-            color=plots.COLOURS[number % len(plots.COLOURS)],
-        )
-    accuracy.set(title="verification accuracy", xlabel="step")
-    for axes in (loss, cosines, accuracy, rate):
+    panels = {
+        ("loss", "loss per image (nats)"): [column(name) for name in losses],
+        ("cosines of images and class weights", "cosine"): [
+            column(f"{kind}_cosine", label=kind.replace("_", " "))
+            for kind in ("positive", "negative", "max_negative")
+        ],
+        ("verification", "accuracy (share of the pairs)"): [
+            column("accuracy", [row for row in scores if row["target"] == target], target)
+            for target in targets
+        ],
+        ("learning rate", "learning rate"): [column("lr", label="learning rate")],
+    }
+    panels = {
+        heading: drawn
+        for heading, lines in panels.items()
+        if (drawn := [line for line in lines if len(line.points) > 1])
+    }
+    if not panels:
+        return None
+    rows, columns = (2, 2) if len(panels) == 4 else (1, len(panels))
+    figure = Figure(figsize=(5 * columns, 3.25 * rows), layout="constrained")
+    places = figure.subplots(rows, columns, squeeze=False).ravel()
+    for axes, ((title, unit), lines) in zip(places, panels.items()):
+        marker = "o" if title == "verification" else ""
+        for number, line in enumerate(lines):
+            colour = plots.COLOURS[number % len(plots.COLOURS)]
+            axes.plot(*zip(*line.points), label=line.label, color=colour, marker=marker)
+        axes.set(title=title, xlabel="step", ylabel=unit)
         axes.grid(alpha=0.3)
-        if axes.get_legend_handles_labels()[0]:
-            axes.legend(fontsize=8)
+        if len(lines) > 1 or title == "verification":
+            low, high = axes.get_ylim()
+            axes.set_ylim(low, high + 0.15 * (high - low))  # room for the names
+            axes.legend(fontsize=8, loc="upper left", ncol=3)
     return figure
 
 

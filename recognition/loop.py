@@ -136,7 +136,11 @@ class Run:
         os.makedirs(folder, exist_ok=True)
         for path in clean_partial(folder) + clean_partial(self.plan.states):
             self.plan.notes.append(f"removed {path}, which a killed run left half-written")
-        described = {**self.settings.as_json(), "resolved_num_classes": self.plan.num_classes}
+        described = {
+            **self.settings.as_json(),
+            "resolved_num_classes": self.plan.num_classes,
+            "resolved_image_size": list(self.plan.pipeline.image_size),
+        }
         path = os.path.join(folder, "config.json")
         with explain_full_disk(path), AtomicFile(path, "w") as file:
             json.dump(described, file, indent=2)

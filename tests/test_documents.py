@@ -47,12 +47,16 @@ def code_spans(document):
 
 
 @pytest.fixture
-def names(dataset, jpeg, monkeypatch):
+def names(dataset, jpeg, monkeypatch, symbol_model):
     """Return what the snippets take for granted, at a size a test can afford."""
     folder, _ = dataset(counts=(60, 70), size=(112, 112))
     monkeypatch.chdir(folder.parent)
     monkeypatch.setattr(presets, "PRESETS", dict(presets.PRESETS))
     write_pack("lfw.bin", [jpeg() for _ in range(40)], [True, False] * 10)
+    Path("models", "y1").mkdir(parents=True)
+    symbol_model("models/y1/model")
+    for name in ("ann.jpg", "bo.jpg"):
+        Path(name).write_bytes(jpeg(112, 112))
     return {
         "network": lambda images: images,
         "images": mx.nd.random.normal(shape=(8, 512)),

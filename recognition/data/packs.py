@@ -32,11 +32,14 @@ class Pack:
     images : list of (n,) uint8 arrays
         Pair `p` is images ``2 p`` and ``2 p + 1``.
     issame : (pairs,) bool
+    paths : sequence of str
+        The files the images were read from, one per image; empty for a ``.bin``, which names none.
     """
 
     name: str
     images: list[np.ndarray]
     issame: np.ndarray
+    paths: Sequence[str] = ()
 
     def __len__(self) -> int:
         return len(self.issame)

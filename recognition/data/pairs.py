@@ -156,7 +156,7 @@ def make_pack(
                 return f"{path}: {error}"
         return images[0], images[1]
 
-    images, issame, left_out = [], [], []
+    images, issame, paths, left_out = [], [], [], []
     loaded = progress(
         map_ordered(load, pairs, threads), total=len(pairs), desc="loading", unit="pairs"
     )
@@ -166,6 +166,7 @@ def make_pack(
         else:
             images += [np.frombuffer(image, np.uint8) for image in result]
             issame.append(pair.issame)
+            paths += [pair.first, pair.second]
     if not issame:
         raise ValueError(f"no pair could be read:\n{some_of(left_out)}")
-    return Pack(name, images, np.array(issame)), left_out
+    return Pack(name, images, np.array(issame), paths), left_out

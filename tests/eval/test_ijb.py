@@ -112,6 +112,22 @@ def test_other_switches_use_the_same_embeddings(folder, run, symbol_model, tmp_p
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_size_of_training(folder, run, symbol_model, tmp_path):
+    flags = ["--data-dir", folder(), "--model", f"{symbol_model()},0", "--result-dir"]
+    scores = {}
+    for case, size in (("usual", "112x112"), ("flag", "48x40"), ("trained", "48x40")):
+        if case == "trained":
+            (tmp_path / "config.json").write_text('{"image_size": [48, 40]}')
+        more = ["--image-size", "48,40"] if case == "flag" else []
+        code, _, err = run(*flags, case, *more)
+        assert code == 0
+        assert f"runs on cpu(0), images of {size}\n" in err
+        scores[case] = np.load(tmp_path / case / "insightface.npy")
+    np.testing.assert_array_equal(scores["trained"], scores["flag"])
+    assert np.abs(scores["trained"] - scores["usual"]).max() > 1e-3
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_precomputed_features(folder, run, symbol_model, tmp_path):
     root = folder()
     prefix = symbol_model()

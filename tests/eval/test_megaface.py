@@ -271,6 +271,28 @@ def test_mistakes_of_users(run, symbol_model, flags, message):
     assert message in err
 
 
+@pytest.mark.usefixtures("no_figures")
+def test_size_of_training(run, symbol_model, pictures, tmp_path):
+    (tmp_path / "small").mkdir()
+    prefixes = [symbol_model(), symbol_model("small/model")]
+    (tmp_path / "small" / "config.json").write_text('{"image_size": [48, 40]}')
+    code, _, err = run("--model", "|".join(f"{prefix},0" for prefix in prefixes))
+    assert code == 2
+    assert "trained on images of 48x40 and 112x112" in err
+    features = {}
+    for algo, more, size in (
+        ("trained", [], "48x40"),
+        ("flag", ["--image-size", "48,40"], "48x40"),
+        ("usual", ["--image-size", "112,112"], "112x112"),
+    ):
+        code, _, err = run("--model", f"{prefixes[1]},0", "--algo", algo, *more)
+        assert code == 0
+        assert f"images of {size}\n" in err
+        features[algo] = read("feature_out", "facescrub", pictures["facescrub"], algo)
+    np.testing.assert_array_equal(features["trained"], features["flag"])
+    assert np.abs(features["trained"] - features["usual"]).max() > 1e-3
+
+
 def test_no_features_at_all(run):
     code, _, err = run()
     assert code == 2

@@ -1,10 +1,20 @@
 """Networks are found by the names insightface's users write, and run on any number of images."""
 
+import json
+import os
+
 import mxnet as mx
 import numpy as np
 import pytest
 
-from dsoftmax.eval.models import ModelName, load_model, parse_models
+from dsoftmax.eval.models import (
+    ModelName,
+    find_models,
+    labels_of,
+    load_model,
+    missing_model,
+    parse_models,
+)
 
 
 def pictures(rng, count, size=32):
@@ -52,6 +62,77 @@ class TestNames:
                 copy.write(source.read())
         digests = [ModelName(prefix, 0).digest() for prefix in (one, same, other)]
         assert digests[0] == digests[1] != digests[2]
+
+    def test_labels_tell_networks_apart(self):
+        def labels(*names):
+            return labels_of([name for text in names for name in parse_models(text)])
+
+        assert labels("models/r50/model,1", "models/y1/model,1", "a/own,2", "b/net.onnx") == [
+            "r50",
+            "y1",
+            "own",
+            "net",
+        ]
+        assert labels("models/r50/model,1|3", "y1/model,0") == ["r50,1", "r50,3", "y1"]
+        assert labels("a/r50/model,1", "b/r50/model,1") == ["a/r50/model,1", "b/r50/model,1"]
+        assert labels("model,1") == ["model"]
+
+    def test_what_there_is_is_listed(self, symbol_model, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        assert str(missing_model()).endswith("as in --model models/r50-dsoftmax-emore/model,1")
+        os.makedirs("models/r50")
+        for epoch in (1, 4):
+            symbol_model("models/r50/model", epoch)
+        (tmp_path / "models" / "states-symbol.json").write_text("{}")  # without parameters
+        (tmp_path / "models" / "net.onnx").write_bytes(b"")
+        assert find_models() == ["models/net.onnx", "models/r50/model,4"]
+        assert "in ./models there are models/net.onnx, models/r50/model,4" in str(missing_model())
+
+    @pytest.mark.parametrize(
+        ("config", "size"),
+        [
+            ({"image_size": [96, 80]}, (96, 80)),
+            ({"image_size": None, "resolved_image_size": [32, 32]}, (32, 32)),
+            ({"image_size": None}, None),
+            ({"architectures": ["another program's"]}, None),
+            ([], None),
+        ],
+    )
+    def test_size_of_training(self, tmp_path, config, size):
+        name = ModelName(str(tmp_path / "model"), 1)
+        assert name.trained_size() is None
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        assert name.trained_size() == size
+
+
+def sized_model(prefix, side):
+    """Save a network that takes square images of one size."""
+    embedding = mx.sym.FullyConnected(mx.sym.var("data"), num_hidden=4, name="fc1")
+    weights = {"fc1_weight": mx.nd.ones((4, 3 * side * side)), "fc1_bias": mx.nd.zeros(4)}
+    mx.model.save_checkpoint(str(prefix), 0, embedding, weights, {})
+    return f"{prefix},0"
+
+
+class TestImageSize:
+    @pytest.mark.parametrize("side", [32, 56, 112])
+    def test_the_error_says_what_to_do(self, tmp_path, rng, side, capfd):
+        embed = load_model(sized_model(tmp_path / "model", side))
+        assert embed.image_size is None
+        assert embed(pictures(rng, 2, side)).shape == (2, 4)
+        wanted = f"of 48x48: it seems to want {side}x{side}: --image-size {side},{side}$"
+        with pytest.raises(ValueError, match=wanted):
+            embed(pictures(rng, 2, 48))
+        assert capfd.readouterr().out == ""
+
+    def test_a_network_of_no_usual_size(self, tmp_path, rng):
+        embed = load_model(sized_model(tmp_path / "model", 7))
+        with pytest.raises(ValueError, match="can't be run on images of 48x48") as error:
+            embed(pictures(rng, 2, 48))
+        assert "--image-size" not in str(error.value)
+
+    def test_two_networks_at_a_time(self):
+        with pytest.raises(ValueError, match="one network at a time"):
+            load_model("a/model,1|2")
 
 
 class TestSymbols:
@@ -110,7 +191,7 @@ class TestSymbols:
 
 
 class TestOnnx:
-    def write(self, path, scaled_inside, batch="n"):
+    def write(self, path, scaled_inside, batch="n", output_batch=None):
         onnx = pytest.importorskip("onnx")
         make = onnx.helper
         constants = {"mean": 127.5, "scale": 0.0078125}
@@ -128,7 +209,7 @@ class TestOnnx:
             [*nodes * scaled_inside, pool],
             "net",
             [make.make_tensor_value_info("x", kind, [batch, 3, 32, 32])],
-            [make.make_tensor_value_info("y", kind, [batch, 3, 1, 1])],
+            [make.make_tensor_value_info("y", kind, [output_batch or batch, 3, 1, 1])],
             initial if scaled_inside else [],
         )
         opset = [make.make_opsetid("", 13)]
@@ -144,9 +225,15 @@ class TestOnnx:
         expected = (means - 127.5) / (128 if scaled_inside else 127.5)
         np.testing.assert_allclose(embed(images), expected, atol=1e-5)
 
+    def test_a_wrong_batch_size_of_the_output_is_no_flood_of_warnings(self, tmp_path, rng, capfd):
+        embed = self.write(tmp_path / "net.onnx", True, output_batch=1)
+        assert embed(pictures(rng, 6)).shape == (6, 3)
+        assert capfd.readouterr().err == ""
+
     def test_errors(self, tmp_path, rng):
         embed = self.write(tmp_path / "net.onnx", True)
-        with pytest.raises(ValueError, match="can't be run on images of 16x16"):
+        assert embed.image_size == (32, 32)
+        with pytest.raises(ValueError, match=r"images of 16x16: .*--image-size 32,32"):
             embed(pictures(rng, 2, 16))
         (tmp_path / "bad.onnx").write_bytes(b"nothing")
         with pytest.raises(ValueError, match=r"bad.onnx: not an ONNX file"):

@@ -16,16 +16,22 @@ def lines_of(figure):
 def test_roc_is_the_curve(rng):
     genuine, impostor = rng.normal(1, 1, 300), rng.normal(0, 1, 1000)
     curve = plots.sample_roc(genuine, impostor)
-    assert curve.far[0] == pytest.approx(1e-3)
+    assert curve.far[0] == pytest.approx(5e-3)  # fewer than five pairs are chance
     assert curve.far[-1] == pytest.approx(1)
     assert curve.tar[-1] == 1
     assert np.all(np.diff(curve.tar) >= 0)
     for far, tar in zip(curve.far[::20], curve.tar[::20]):
         assert tar == metrics.at_far(genuine, impostor, [far])[0].tar
     other = plots.sample_roc(genuine - 0.5, impostor)
-    found = lines_of(plots.draw_roc({"one": curve, "other": other}))
+    figure = plots.draw_roc({"one": curve, "other": other}, "lfw")
+    found = lines_of(figure)
     np.testing.assert_allclose(found["one"][:, 1], curve.tar)
     np.testing.assert_allclose(found["other"][:, 1], other.tar)
+    (axes,) = figure.axes
+    assert axes.get_title() == "lfw"
+    assert "where a curve begins: 5 pairs" in axes.get_xlabel()
+    assert axes.get_xlim()[0] == pytest.approx(5e-3)
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "other"]
 
 
 def test_roc_of_one_impostor():
@@ -45,6 +51,32 @@ def test_histogram(rng):
     alike = plots.bin_scores(np.full(4, 0.5), np.full(0, 0.5))
     assert sum(alike.genuine) == pytest.approx(1)
     assert sum(alike.impostor) == 0
+
+
+def test_histogram_with_a_threshold(rng):
+    genuine, impostor = rng.normal(0.6, 0.2, 500), rng.normal(0, 0.2, 400)
+    found = plots.bin_scores(genuine, impostor, 0.31)
+    assert sum(found.genuine) == pytest.approx(1)
+    assert sum(found.impostor) == pytest.approx(1)
+    assert np.ptp(np.diff(found.edges)) < 1e-9
+    (axes,) = plots.draw_scores({"a": found}).axes
+    legend = [text.get_text() for text in axes.get_legend().get_texts()]
+    assert f"different people, accepted: {np.mean(impostor > 0.31):.2%}" in legend
+    assert f"one person, refused: {np.mean(genuine <= 0.31):.2%}" in legend
+    (line,) = axes.get_lines()
+    assert line.get_xdata() == [0.31, 0.31]
+    assert line.get_label() == "threshold 0.310, mean of the folds"
+
+
+@pytest.mark.parametrize("threshold", [-0.9, 0.95])
+def test_a_threshold_beyond_all_scores(rng, threshold):
+    genuine, impostor = rng.uniform(0.1, 0.9, 50), rng.uniform(-0.5, 0.5, 40)
+    found = plots.bin_scores(genuine, impostor, threshold)
+    (axes,) = plots.draw_scores({"a": found}).axes
+    legend = " ".join(text.get_text() for text in axes.get_legend().get_texts())
+    accepted, refused = ("100.00%", "0.00%") if threshold < 0 else ("0.00%", "100.00%")
+    assert f"accepted: {accepted}" in legend
+    assert f"refused: {refused}" in legend
 
 
 def test_cmc_and_distractors():
@@ -72,7 +104,11 @@ class TestClasses:
 
     def test_random_weights_are_nearly_orthogonal(self, rng):
         figure = plots.draw_classes({"initial": rng.normal(size=(500, 256))})
-        (label, *_) = lines_of(figure)
+        (label, reference) = lines_of(figure)
+        assert reference == "random directions, about N(0, 1/256)"
+        (axes,) = figure.axes
+        assert axes.get_title() == "How far apart are the classes?"
+        assert axes.get_xlabel().startswith("cosine between the weights of two classes")
         mean, spread = (float(text.split()[-1]) for text in label.split(", "))
         assert abs(mean) < 0.01
         assert spread == pytest.approx(3 / 16, abs=0.01)  # the paper: "around 3 sigma = 0.2"
@@ -91,6 +127,7 @@ class TestCommand:
         genuine, impostor = rng.normal(1, 1, 30), rng.normal(0, 1, 100)
         return {
             "name": name,
+            "target": "lfw",
             "roc": plots.sample_roc(genuine, impostor)._asdict(),
             "scores": plots.bin_scores(genuine, impostor)._asdict(),
             "cmc": [0.5, 0.6],
@@ -102,14 +139,15 @@ class TestCommand:
         paths = []
         for name in ("a", "b"):
             path = tmp_path / f"{name}.json"
-            path.write_text(json.dumps({"results": [self.result(rng, "lfw")]}))
+            path.write_text(json.dumps({"results": [self.result(rng, "r50")]}))
             paths.append(str(path))
         for extension, start in (("png", b"\x89PNG"), ("pdf", b"%PDF"), ("svg", b"<?xml")):
             output = tmp_path / f"figure.{extension}"
             assert plots.main([kind, *paths, "--output", str(output)]) == 0
             assert output.read_bytes().startswith(start)
-        found = plots._read_results(paths, kind)
-        assert list(found) == ["a: lfw", "b: lfw"]
+        found, title = plots._read_results(paths, kind)
+        assert list(found) == ["a: r50", "b: r50"]
+        assert title == "lfw"
 
     def test_arrays(self, rng, tmp_path):
         np.save(tmp_path / "w.npy", rng.normal(size=(50, 8)))

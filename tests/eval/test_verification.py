@@ -1,6 +1,8 @@
 """Verification against the protocol spelled out, and the command as its users call it."""
 
+import dataclasses
 import json
+import os
 
 import cv2
 import mxnet as mx
@@ -8,10 +10,11 @@ import numpy as np
 import pytest
 from naive_metrics import naive_fold_accuracy
 
-from dsoftmax.eval import metrics, verification
-from dsoftmax.eval.mistakes import worst_mistakes
+from dsoftmax.eval import metrics, plots, verification
+from dsoftmax.eval.mistakes import contact_sheet, worst_mistakes
 from dsoftmax.eval.models import ModelName, load_model
 from dsoftmax.recognition.data.packs import Pack, write_pack
+from dsoftmax.recognition.data.pairs import Pair, make_pack
 
 
 @pytest.fixture
@@ -187,6 +190,51 @@ class TestCommand:
         (result,) = json.loads(out)["results"]
         assert (code, result["target"], result["pairs"], result["same"]) == (0, "people", 18, 9)
 
+    def test_size_of_training(self, capsys, folder, symbol_model, tmp_path):
+        data, prefix = folder(lfw=12), symbol_model()
+        flags = ["--data-dir", data, "--model", f"{prefix},0"]
+        code, plain, err = self.run(capsys, *flags)
+        assert (code, f"{prefix},0 runs on {mx.cpu()}" in err.splitlines()) == (0, True)
+        code, small, _ = self.run(capsys, *flags, "--image-size", "20,24")
+        assert (code, small == plain) == (0, False)
+        (tmp_path / "config.json").write_text('{"image_size": [20, 24]}')
+        code, configured, err = self.run(capsys, *flags)
+        assert (code, configured) == (0, small)
+        assert f"{prefix},0 runs on {mx.cpu()}, images of 20x24" in err.splitlines()
+        assert self.run(capsys, *flags, "--image-size", "32")[1] == plain  # the flag wins
+
+    def test_figures_name_models(self, capsys, folder, symbol_model, tmp_path, monkeypatch):
+        drawn = {}
+        monkeypatch.setattr(
+            plots, "save_both", lambda figure, stem: drawn.update({os.path.basename(stem): figure})
+        )
+        data = folder(lfw=24, own=12)
+        for name in ("a", "b"):
+            (tmp_path / name).mkdir()
+            symbol_model(f"{name}/model")
+        flags = ["--data-dir", data, "--plots", tmp_path, "--model", f"{tmp_path}/a/model,0"]
+        for more, title, labels in (
+            ([f"{tmp_path}/b/model,0", "--target", "lfw"], "lfw", ["a", "b"]),
+            (["--target", "lfw"], "lfw", ["a"]),
+            (["--target", "lfw,own"], "", ["a on lfw", "a on own"]),
+        ):
+            assert self.run(capsys, *flags, *more)[0] == 0
+            (axes,) = drawn["roc"].axes
+            assert axes.get_title() == title
+            assert [text.get_text() for text in axes.get_legend().get_texts()] == labels
+            panels = drawn["scores"].axes
+            assert [panel.get_title() for panel in panels] == labels
+            for panel in panels:
+                (line,) = panel.get_lines()
+                assert line.get_label().startswith("threshold ")
+
+    def test_without_a_model(self, capsys, folder, tmp_path, monkeypatch):
+        monkeypatch.chdir(tmp_path)
+        code, _, err = self.run(capsys, "--data-dir", folder(lfw=4))
+        assert code == 2
+        assert "--model is missing: give prefix,epoch or a file.onnx, as in --model models/" in err
+        assert err.count("\n") == 1
+
     def test_mistakes_embeddings_figures_thresholds(self, capsys, folder, symbol_model, tmp_path):
         data, prefix = folder(lfw=24), symbol_model(width=5)
         flags = ["--data-dir", data, "--model", f"{prefix},0", "--output", tmp_path / "out"]
@@ -246,6 +294,39 @@ def test_worst_mistakes():
     assert accepted.tolist() == [3, 4]
     refused, accepted = worst_mistakes(result, most=1)
     assert (refused.tolist(), accepted.tolist()) == ([2], [3])
+
+
+def test_mistakes_are_shown_with_the_names_of_files(tmp_path, jpeg, monkeypatch):
+    people = ["ann", "a_name_longer_than_its_picture", "bö", "cy"]
+    for person in people:
+        (tmp_path / person).mkdir()
+        (tmp_path / person / "0001.jpg").write_bytes(jpeg(48, 48))
+    paths = [str(tmp_path / person / "0001.jpg") for person in people]
+    nothing = str(tmp_path / "nothing.jpg")
+    pairs = [Pair(nothing, nothing, True), Pair(*paths[:2], True), Pair(*paths[2:], False)]
+    (tmp_path / "nothing.jpg").write_bytes(b"")
+    made, left_out = make_pack("own", pairs)
+    assert (len(left_out), made.paths) == (1, paths)
+    result = verification.verify(raw_pixels, made, folds=2)
+    wrong = dataclasses.replace(
+        result,
+        cosines=np.array([-0.5, 0.5]),
+        accuracy=result.accuracy._replace(thresholds=np.array([2.0])),
+    )
+    written = []
+    put_text = cv2.putText
+    monkeypatch.setattr(
+        cv2,
+        "putText",
+        lambda image, text, *more: written.append(text) or put_text(image, text, *more),
+    )
+    contact_sheet(made, wrong)
+    assert {"ann/0001.jpg", "b?/0001.jpg", "cy/0001.jpg", "pair 0: -0.500"} <= set(written)
+    assert "..ts_picture/0001.jpg" in written
+    del written[:]
+    contact_sheet(dataclasses.replace(made, paths=()), wrong)  # as of a .bin
+    assert not any("jpg" in text for text in written)
+    assert "pair 0: -0.500" in written
 
 
 @pytest.mark.realdata

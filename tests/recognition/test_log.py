@@ -1,12 +1,14 @@
 """What a run leaves in its folder for people: tables and TensorBoard's events."""
 
 import csv
+import math
 import struct
 import sys
 
 import pytest
 
 from dsoftmax.recognition import train
+from dsoftmax.recognition.log import METRICS, draw_curves
 from tests.recognition.runs import (
     folder_of,
     read_table,
@@ -24,6 +26,56 @@ def test_a_table_without_a_column_of_today(flags):
     found = [row["accuracy"] for row in read_table(path)]
     assert found[:2] == ["nan", "nan"]
     assert 0 <= float(found[2]) <= 1
+
+
+class TestCurves:
+    """A panel of ``curves.png`` shows something, and says what."""
+
+    def rows(self, count, **columns):
+        rows = [dict.fromkeys(METRICS, 0.5) for _ in range(count)]
+        for number, row in enumerate(rows):
+            row.update({"step": 10.0 * number, "loss": 9.0 - number, "intra": 5.0 - number})
+            row.update(columns)
+        return rows
+
+    def scores(self, count):
+        return [{"step": 10.0 * n, "target": "lfw", "accuracy": 0.9} for n in range(count)]
+
+    def lines(self, figure):
+        return {
+            axes.get_title(): [line.get_label() for line in axes.get_lines()]
+            for axes in figure.axes
+        }
+
+    def test_all_panels(self):
+        figure = draw_curves(self.rows(3), self.scores(2))
+        assert self.lines(figure) == {
+            "loss": ["loss", "intra", "inter above floor"],
+            "cosines of images and class weights": ["positive", "negative", "max negative"],
+            "verification": ["lfw"],
+            "learning rate": ["learning rate"],
+        }
+        assert all(axes.get_xlabel() == "step" and axes.get_ylabel() for axes in figure.axes)
+        (loss, *_) = figure.axes[0].get_lines()
+        assert loss.get_xydata().tolist() == [[0, 9], [10, 8], [20, 7]]
+
+    def test_a_loss_without_parts(self):
+        rows = self.rows(3, inter_above_floor=math.nan)
+        for row in rows:
+            row["intra"] = row["loss"] * (1 + 1e-6)  # another order of the same sum
+        assert self.lines(draw_curves(rows, self.scores(2)))["loss"] == ["loss"]
+
+    def test_a_part_that_is_not_known(self):
+        rows = self.rows(3, inter_above_floor=math.nan)
+        assert self.lines(draw_curves(rows, []))["loss"] == ["loss", "intra"]
+
+    def test_a_point_is_no_curve(self):
+        figure = draw_curves(self.rows(3), self.scores(1))
+        assert len(figure.axes) == 3
+        assert "verification" not in self.lines(figure)
+        assert list(self.lines(draw_curves(self.rows(1), self.scores(2)))) == ["verification"]
+        assert draw_curves(self.rows(1), self.scores(1)) is None
+        assert draw_curves([], []) is None
 
 
 class TestTensorBoard:

@@ -53,6 +53,9 @@ class TestFiles:
         assert re.search(r"samples/sec\tacc=[01]\.\d{6}\tlossvalue=\d", log)
         config = json.loads((folder / "config.json").read_text())
         assert (config["lr"], config["resolved_num_classes"]) == (0.1, 5)
+        assert ModelName(parse(made).prefix, 0).trained_size() == tuple(
+            config["resolved_image_size"]
+        )
         with open(folder / "metrics.csv") as file:
             rows = list(csv.DictReader(file))
         assert [int(row["step"]) for row in rows] == [2, 4, 6, 8, 10, 12]
