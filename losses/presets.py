@@ -46,29 +46,36 @@ class Preset:
     negatives : str
         A key of `NEGATIVES`.
     options : dict
+    title : str, optional
+        What papers call the loss, if not as the class.
     """
 
     criterion: str | type[Criterion]
     negatives: str = "all"
     options: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
 
 
 PRESETS = {
     "softmax": Preset("Softmax", options={"scale": 1, "normalize": False}),
-    "nsoftmax": Preset("Softmax"),
+    "nsoftmax": Preset("Softmax", title="NormFace"),
     "sphereface": Preset("SphereFace", options=PAPER),
     "cosface": Preset("CosFace"),
     "arcface": Preset("ArcFace"),
-    "combined": Preset("Combined"),
+    "combined": Preset("Combined", title="Combined Margin"),
     "adaface": Preset("AdaFace"),
-    "dsoftmax": Preset("DSoftmax", options=PAPER),
-    "dsoftmax_b": Preset("DSoftmax", "rows", PAPER),
-    "dsoftmax_k": Preset("DSoftmax", "classes", PAPER),
-    "dsoftmax_softmax": Preset("DSoftmaxSoftmax", options=PAPER),
-    "dsoftmax_arcface": Preset("DSoftmaxArcFace", options=PAPER),
-    "rand_softmax": Preset("Softmax", "classes", PAPER),
-    "rand_arcface": Preset("ArcFace", "classes", PAPER),
-    "hf_softmax": Preset("Softmax", "forest", PAPER),
+    "dsoftmax": Preset("DSoftmax", options=PAPER, title="D-Softmax"),
+    "dsoftmax_b": Preset("DSoftmax", "rows", PAPER, "D-Softmax-B"),
+    "dsoftmax_k": Preset("DSoftmax", "classes", PAPER, "D-Softmax-K"),
+    "dsoftmax_softmax": Preset(
+        "DSoftmaxSoftmax", options=PAPER, title="D-Softmax intra, Softmax inter"
+    ),
+    "dsoftmax_arcface": Preset(
+        "DSoftmaxArcFace", options=PAPER, title="D-Softmax intra, ArcFace inter"
+    ),
+    "rand_softmax": Preset("Softmax", "classes", PAPER, "Rand-Softmax"),
+    "rand_arcface": Preset("ArcFace", "classes", PAPER, "Rand-ArcFace"),
+    "hf_softmax": Preset("Softmax", "forest", PAPER, "HF-Softmax"),
 }
 
 
@@ -121,6 +128,8 @@ class LossSpec:
     ----------
     name : str
         The preset's.
+    title : str
+        What papers call it.
     criterion : type of Criterion
     negatives : str
         A key of `NEGATIVES`.
@@ -130,6 +139,7 @@ class LossSpec:
     """
 
     name: str
+    title: str
     criterion: type[Criterion]
     negatives: str
     sampler: type[Sampler]
@@ -207,7 +217,8 @@ def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str 
             f"{name} with negatives={negatives!r} has no option {', '.join(unknown)}; legal are "
             f"{', '.join(sorted(defaults))} and ctx, store, dtype, chunk, seed, negatives"
         )
-    return LossSpec(name, criterion, negatives, sampler, {**defaults, **chosen})
+    title = preset.title or criterion.__name__
+    return LossSpec(name, title, criterion, negatives, sampler, {**defaults, **chosen})
 
 
 def _import(path: str) -> Any:

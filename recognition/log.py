@@ -23,6 +23,7 @@ METRICS = (
     "accuracy",
     "loss",
     "intra",
+    "inter",
     "inter_above_floor",
     "positive_cosine",
     "negative_cosine",
@@ -112,7 +113,8 @@ class RunLog:
             )
         if self._writer:
             for name in METRICS[2:]:
-                self._writer.add_scalar(name, row[name], row["step"])
+                if not math.isnan(row[name]):
+                    self._writer.add_scalar(name, row[name], row["step"])
 
     def scores(self, row: dict[str, Any]) -> None:
         """Add the result of a verification to ``verification.csv``."""
@@ -191,7 +193,9 @@ def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure:
     def draw(axes, names: Sequence[str], title: str, **options: Any) -> None:
         for number, name in enumerate(names):
             values = [row[name] for row in metrics]
-            axes.plot(steps, values, label=name.replace("_", " "), color=plots.COLOURS[number])
+            if not all(map(math.isnan, values)):  # a part that this loss does not have
+                label, color = name.replace("_", " "), plots.COLOURS[number]
+                axes.plot(steps, values, label=label, color=color)
         axes.set(title=title, xlabel="step", **options)
 
     draw(loss, ["loss", "intra", "inter_above_floor"], "loss")

@@ -39,7 +39,7 @@ class TestTensorBoard:
                 expected[name, int(row["step"])] = float(row[name])
         for row in read_table(folder_of(made) / "verification.csv"):
             expected["accuracy/val", int(row["step"])] = float(row["accuracy"])
-        assert len(expected) == 6 * 8 + 3
+        assert len(expected) == 6 * 9 + 3
         for key, value in expected.items():
             assert found[key] == pytest.approx(value, rel=1e-6)
         assert {tag for tag, _ in set(found) - set(expected)} == {"samples_per_second"}
