@@ -222,9 +222,9 @@ FLAGS = (
     Flag(
         "pretrained-epoch",
         "network",
-        "its epoch, if --pretrained has none",
+        "its epoch, if --pretrained has none (default: 1, or the only one that was saved)",
         int,
-        configured="default.pretrained_epoch",
+        least=0,
         setting=NO_SETTING,
     ),
     Flag("freeze-backbone", "network", "train class weights alone", bool, False),

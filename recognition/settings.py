@@ -39,6 +39,7 @@ NETWORK_KEYS = {
     "net_blocks": "blocks",
     "bn_mom": "bn_momentum",
 }
+PRETRAINED_EPOCH = 1  # insightface's default, which stands for none given
 FP16_SCALE = 128.0  # where a configuration says fp16 and no flag says more
 # The settings that no single flag makes.
 DERIVED = {
@@ -105,6 +106,8 @@ def parse(argv: list[str] | None = None) -> Settings:
     for flag in ("network", "dataset", "loss"):
         setattr(args, flag, getattr(first, flag))
     check_ranges(args)
+    if args.pretrained_epoch is None and module.default["pretrained_epoch"] != PRETRAINED_EPOCH:
+        args.pretrained_epoch = module.default["pretrained_epoch"]
     return _settle(args, module.config)
 
 
@@ -180,7 +183,7 @@ def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> di
     architecture = _architecture(args.network, config)
     legal = networks.options_of(architecture)
     pretrained = args.pretrained
-    if pretrained and not pretrained.rpartition(",")[2].strip().isdigit():
+    if pretrained and args.pretrained_epoch is not None and split_epoch(pretrained)[1] is None:
         pretrained = f"{pretrained},{args.pretrained_epoch}"
     return {
         "architecture": architecture,
@@ -193,6 +196,12 @@ def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> di
         "pretrained": pretrained,
         "fp16_scale": args.fp16_scale or (FP16_SCALE if config.get("fp16") else 0.0),
     }
+
+
+def split_epoch(text: str) -> tuple[str, int | None]:
+    """Split ``prefix,epoch``; None for an epoch that is left out."""
+    prefix, _, epoch = text.rpartition(",")
+    return (prefix, int(epoch)) if epoch.strip().isdigit() and prefix else (text, None)
 
 
 def _architecture(name: str, config: Mapping[str, Any]) -> str:

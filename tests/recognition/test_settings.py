@@ -74,7 +74,9 @@ def test_options_of_losses():
     [
         (["--pretrained", "models/a/model,7"], "models/a/model,7"),
         (["--pretrained", "models/a/model", "--pretrained-epoch", "3"], "models/a/model,3"),
-        (["--pretrained", "models/a/model"], "models/a/model,1"),
+        (["--pretrained", "models/a/model"], "models/a/model"),  # the saved ones decide
+        (["--pretrained", "a,b/model"], "a,b/model"),
+        (["--pretrained", "a,b/model,2", "--pretrained-epoch", "3"], "a,b/model,2"),
         ([], ""),
     ],
 )
