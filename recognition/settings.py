@@ -234,6 +234,7 @@ def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[
         loss = presets.resolve(*loss_of(args.loss, config, given))
     except TypeError as error:  # an option of another loss
         raise ValueError(f"--loss {args.loss}: {error}") from None
+    _check_options(args.loss, loss)
     has_servers, is_sampled = args.kvstore == "dist_sync", loss.sampled_share is not None
     store = args.store or default_store(has_servers, is_sampled)
     try:
@@ -248,6 +249,18 @@ def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[
         "fc7_lr_mult": config.get("fc7_lr_mult", 1.0),
         "fc7_wd_mult": config.get("fc7_wd_mult", 1.0),
     }
+
+
+def _check_options(name: str, loss: LossSpec) -> None:
+    """Refuse options of a loss that are no numbers, or out of range."""
+    for option, default in presets.resolve(loss.name, negatives=loss.negatives).options.items():
+        value = loss.options[option]
+        if default is not None and not isinstance(value, (int, float)):
+            raise ValueError(f"--loss {name}: {option} is a number like {default}, not {value!r}")
+    try:
+        loss.make_criterion()
+    except ValueError as error:
+        raise ValueError(f"--loss {name}: {error}") from None
 
 
 def loss_of(
