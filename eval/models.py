@@ -131,7 +131,10 @@ def saved_epochs(prefix: str) -> list[int]:
         if match:
             epochs.append(int(match.group(1)))
     if not epochs:
-        raise ValueError(f"{prefix}-NNNN.params: there is no such file for any epoch")
+        raise ValueError(
+            f"{prefix}-NNNN.params: there is no such file for any epoch, such as "
+            f"{prefix}-0000.params"
+        )
     return sorted(epochs, reverse=True)
 
 

@@ -11,6 +11,7 @@ import inspect
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from dsoftmax.losses import signatures
 from dsoftmax.losses.stores import STORES, find_store
 from dsoftmax.recognition.common.checks import did_you_mean, whole_number
 from dsoftmax.recognition.common.preflight import check_mxnet
@@ -33,6 +34,7 @@ NEGATIVES = {
 }
 DEFAULT_SCALE = 64  # insightface's
 PAPER = {"scale": 32}
+OF_EVERY_LOSS = ("weight", "batch_axis")  # Gluon's parameters, which a head does not pass on
 
 
 @dataclass(frozen=True)
@@ -46,29 +48,36 @@ class Preset:
     negatives : str
         A key of `NEGATIVES`.
     options : dict
+    title : str, optional
+        What papers call the loss, if not as the class.
     """
 
     criterion: str | type[Criterion]
     negatives: str = "all"
     options: dict[str, Any] = field(default_factory=dict)
+    title: str = ""
 
 
 PRESETS = {
     "softmax": Preset("Softmax", options={"scale": 1, "normalize": False}),
-    "nsoftmax": Preset("Softmax"),
+    "nsoftmax": Preset("Softmax", title="NormFace"),
     "sphereface": Preset("SphereFace", options=PAPER),
     "cosface": Preset("CosFace"),
     "arcface": Preset("ArcFace"),
-    "combined": Preset("Combined"),
+    "combined": Preset("Combined", title="Combined Margin"),
     "adaface": Preset("AdaFace"),
-    "dsoftmax": Preset("DSoftmax", options=PAPER),
-    "dsoftmax_b": Preset("DSoftmax", "rows", PAPER),
-    "dsoftmax_k": Preset("DSoftmax", "classes", PAPER),
-    "dsoftmax_softmax": Preset("DSoftmaxSoftmax", options=PAPER),
-    "dsoftmax_arcface": Preset("DSoftmaxArcFace", options=PAPER),
-    "rand_softmax": Preset("Softmax", "classes", PAPER),
-    "rand_arcface": Preset("ArcFace", "classes", PAPER),
-    "hf_softmax": Preset("Softmax", "forest", PAPER),
+    "dsoftmax": Preset("DSoftmax", options=PAPER, title="D-Softmax"),
+    "dsoftmax_b": Preset("DSoftmax", "rows", PAPER, "D-Softmax-B"),
+    "dsoftmax_k": Preset("DSoftmax", "classes", PAPER, "D-Softmax-K"),
+    "dsoftmax_softmax": Preset(
+        "DSoftmaxSoftmax", options=PAPER, title="D-Softmax intra, Softmax inter"
+    ),
+    "dsoftmax_arcface": Preset(
+        "DSoftmaxArcFace", options=PAPER, title="D-Softmax intra, ArcFace inter"
+    ),
+    "rand_softmax": Preset("Softmax", "classes", PAPER, "Rand-Softmax"),
+    "rand_arcface": Preset("ArcFace", "classes", PAPER, "Rand-ArcFace"),
+    "hf_softmax": Preset("Softmax", "forest", PAPER, "HF-Softmax"),
 }
 
 
@@ -121,6 +130,8 @@ class LossSpec:
     ----------
     name : str
         The preset's.
+    title : str
+        What papers call it.
     criterion : type of Criterion
     negatives : str
         A key of `NEGATIVES`.
@@ -130,6 +141,7 @@ class LossSpec:
     """
 
     name: str
+    title: str
     criterion: type[Criterion]
     negatives: str
     sampler: type[Sampler]
@@ -203,11 +215,33 @@ def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str 
     chosen = {**preset.options, **options}
     unknown = sorted(set(chosen) - set(defaults))
     if unknown:
+        legal = {*defaults, "sample_rate"} if preset.negatives == "all" else defaults
+        what = name if negatives == preset.negatives else f"{name} with negatives={negatives!r}"
         raise TypeError(
-            f"{name} with negatives={negatives!r} has no option {', '.join(unknown)}; legal are "
-            f"{', '.join(sorted(defaults))} and ctx, store, dtype, chunk, seed, negatives"
+            f"{what} has no option {', '.join(unknown)}{did_you_mean(unknown[0], sorted(legal))}"
         )
-    return LossSpec(name, criterion, negatives, sampler, {**defaults, **chosen})
+    title = preset.title or criterion.__name__
+    return LossSpec(name, title, criterion, negatives, sampler, {**defaults, **chosen})
+
+
+def default_options(name: str) -> dict[str, Any]:
+    """Return all options of a loss and their defaults, as `resolve` does, without MXNet.
+
+    Examples
+    --------
+    >>> default_options("cosface")
+    {'scale': 64, 'm3': 0.35, 'normalize': True}
+    """
+    preset = PRESETS[name]
+    if isinstance(preset.criterion, str):
+        options = signatures.parameters(_name_of(preset.criterion), "__init__")
+        options["scale"] = DEFAULT_SCALE
+    else:
+        options = _criterion_options(preset.criterion)
+    options.update(signatures.parameters(NEGATIVES[preset.negatives], "make"))
+    for other in (*OF_EVERY_LOSS, "self", "cls", "setting"):
+        options.pop(other, None)
+    return {**options, "normalize": True, **preset.options}
 
 
 def _import(path: str) -> Any:
@@ -221,8 +255,7 @@ def _criterion_options(criterion: type[Criterion]) -> dict[str, Any]:
     return {
         parameter.name: DEFAULT_SCALE if parameter.name == "scale" else parameter.default
         for parameter in parameters
-        if parameter.kind is not parameter.VAR_KEYWORD
-        and parameter.name not in ("weight", "batch_axis")
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in OF_EVERY_LOSS
     }
 
 
@@ -292,7 +325,10 @@ def create(
     >>> head = create("dsoftmax_k", num_classes=1000, embedding_size=64, sample_rate=1 / 64)
     >>> head.initialize(mx.init.Normal(0.01))
     """
-    spec = resolve(name, options, negatives)
+    try:
+        spec = resolve(name, options, negatives)
+    except TypeError as error:
+        raise TypeError(f"{error}, and ctx, store, dtype, chunk, seed, negatives") from None
     whole_number("num_classes", num_classes, 1)
     whole_number("embedding_size", embedding_size, 1)
     whole_number("seed", seed, 0)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import os
-
 import mxnet as mx
 
 from dsoftmax import losses
+from dsoftmax.eval.models import saved_epochs
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import broadcast
@@ -14,6 +13,7 @@ from dsoftmax.recognition.class_means import class_means
 from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.networks.files import load_parameters
 from dsoftmax.recognition.plan import Plan
+from dsoftmax.recognition.settings import PRETRAINED_EPOCH, split_epoch
 from dsoftmax.recognition.trained import Trained
 
 INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
@@ -94,13 +94,35 @@ def begin_new_run(plan: Plan, trained: Trained) -> None:
         plan.notes.append("class weights begin as the mean embeddings of their images")
 
 
+def _pretrained_file(plan: Plan) -> str:
+    """Return the parameter file of ``--pretrained``, whose epoch may be left out."""
+    text = plan.settings.pretrained
+    prefix, epoch = split_epoch(text)
+    try:
+        epochs = sorted(saved_epochs(prefix))
+    except ValueError as error:
+        raise FileNotFoundError(f"--pretrained {text}: {error}") from None
+    listed = ", ".join(map(str, epochs))
+    if epoch is not None and epoch not in epochs:
+        raise FileNotFoundError(
+            f"--pretrained {text}: there is no {prefix}-{epoch:04d}.params; of this prefix there "
+            f"are the epochs {listed}"
+        )
+    if epoch is None:
+        epoch = epochs[0] if len(epochs) == 1 else PRETRAINED_EPOCH
+        if epoch not in epochs:
+            raise ValueError(
+                f"--pretrained {text}: there are the epochs {listed}: choose one, as in "
+                f"--pretrained {prefix},{epochs[-1]}"
+            )
+        plan.notes.append(f"--pretrained {text}: epoch {epoch}, of {listed}")
+    return f"{prefix}-{epoch:04d}.params"
+
+
 def _load_pretrained(plan: Plan, trained: Trained) -> mx.nd.NDArray | None:
     """Load the network's parameters; return class weights, (K, D), if the file has fitting ones."""
     s, notes = plan.settings, plan.notes
-    prefix, _, epoch = s.pretrained.rpartition(",")
-    path = f"{prefix}-{int(epoch):04d}.params"
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"--pretrained {s.pretrained}: there is no {path}")
+    path = _pretrained_file(plan)
     loaded, missing, unexpected = load_parameters(plan.network, path)
     if not loaded:
         raise ValueError(f"{path}: it holds no parameter of {s.network}")

@@ -8,19 +8,36 @@ from __future__ import annotations
 
 import argparse
 import ast
+import shutil
+import textwrap
 from dataclasses import dataclass
+from fractions import Fraction
 from typing import Any, Callable, Sequence
 
+from dsoftmax.losses import presets
 from dsoftmax.losses.stores import DTYPES, STORES
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.common.checks import at_least
 from dsoftmax.recognition.common.cli import default_threads, image_size, rate
 from dsoftmax.recognition.schedule import MODES
 
-GROUPS = ("data", "network", "loss", "schedule", "devices", "saving", "log")
+# The headings of --help, and what it says about some of them.
+GROUPS = {
+    "data": "",
+    "network": "",
+    "loss": "An option that is not given has the default of the loss.",
+    "class weights": "",
+    "schedule": "",
+    "devices": "",
+    "distributed": "Many processes: tools/launch.py or horovodrun starts them.",
+    "saving": "",
+    "log": "",
+}
+WIDTH, HELP_COLUMN = 100, 26  # of --help
 NO_SETTING = ""  # for flags that other settings are made of
 MUST, AUTO = "must", "auto"  # of --resume
-METAVARS = {int: "N", float: "X"}
+NUMBERS = (int, float)
+CONSTANTS = {"none": None, "true": True, "false": False}  # values of --loss-option
 EXAMPLES = """examples:
   python -u recognition/train.py --network r50 --loss dsoftmax --dataset emore
   python -u recognition/train.py --network y1 --loss dsoftmax_k --sample-rate 1/8 --dataset mine \\
@@ -61,6 +78,8 @@ class Flag:
         The field of `Settings`, if it has another name than the flag; or `NO_SETTING`.
     is_loss_option : bool
         Whether it sets the option of this name of the loss.
+    metavar : str
+        What ``--help`` calls the value.
     """
 
     name: str
@@ -77,6 +96,7 @@ class Flag:
     repeatable: bool = False
     setting: str | None = None
     is_loss_option: bool = False
+    metavar: str = ""
 
     @property
     def dest(self) -> str:
@@ -99,7 +119,7 @@ class Flag:
         if value is None:
             return None
         # argparse parses defaults that are text by itself.
-        return self.kind(value) if self.kind in METAVARS else str(value)
+        return self.kind(value) if self.kind in NUMBERS else str(value)
 
     def add_to(self, parser: argparse._ActionsContainer, module: Any) -> None:
         """Add the flag to a parser, with the default of a configuration."""
@@ -110,14 +130,16 @@ class Flag:
         if self.kind is bool:
             parser.add_argument(f"--{self.name}", action="store_true", **options)
             return
-        if default not in (None, ""):
+        if self.is_loss_option:
+            options["help"] += f" (default: {_defaults_of_losses(self.dest)})"
+        elif default not in (None, ""):
             options["help"] += " (default: %(default)s)"
         if self.const is not None:
             options.update(nargs="?", const=self.const)
         if self.repeatable:
             options["action"] = "append"
         if self.choices is None:
-            options["metavar"] = METAVARS.get(self.kind)
+            options["metavar"] = self.metavar or METAVARS.get(self.kind, "NAME")
         parser.add_argument(f"--{self.name}", type=self.kind, choices=self.choices, **options)
 
     def check(self, value: Any) -> None:
@@ -143,14 +165,54 @@ def _loss_option(text: str) -> tuple[str, Any]:
     name, is_pair, value = text.partition("=")
     if not is_pair or not name.isidentifier():
         raise argparse.ArgumentTypeError(f"an option is name=value like m2=0.4, not {text!r}")
+    if value.lower() in CONSTANTS:
+        return name, CONSTANTS[value.lower()]
     try:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
 
 
+METAVARS = {
+    int: "N",
+    float: "X",
+    image_size: "H,W",
+    rate: "RATE",
+    _steps: "N,N",
+    _loss_option: "NAME=VALUE",
+}
+
+
+def _defaults_of_losses(option: str) -> str:
+    """Say which losses have an option, and its default with each."""
+    losses_with: dict[str, list[str]] = {}
+    for name in presets.names():
+        options = presets.default_options(name)
+        if option in options:
+            losses_with.setdefault(_format(options[option]), []).append(name)
+    phrases = {value: f"{value} with {', '.join(names)}" for value, names in losses_with.items()}
+    if sum(map(len, losses_with.values())) == len(presets.names()):
+        usual = max(losses_with, key=lambda value: len(losses_with[value]))
+        del phrases[usual]
+        phrases[usual] = f"{usual} with any other loss"
+    return "; ".join(phrases.values())
+
+
+def _format(default: Any) -> str:
+    # 1/64 and the like are exact; 0.9 is not.
+    if isinstance(default, float) and default < 0.1 and Fraction(default).numerator == 1:
+        return str(Fraction(default))
+    return str(default).replace("None", "none")
+
+
 FLAGS = (
-    Flag("config", "", "your own configuration, like insightface's config.py", setting=NO_SETTING),
+    Flag(
+        "config",
+        "",
+        "your own configuration, like insightface's config.py",
+        setting=NO_SETTING,
+        metavar="PATH",
+    ),
     # --- data
     Flag(
         "dataset",
@@ -158,7 +220,7 @@ FLAGS = (
         "{dataset}, or any name with --data-dir",
         configured="default.dataset",
     ),
-    Flag("data-dir", "data", "folder of the dataset (default: as configured)"),
+    Flag("data-dir", "data", "folder of the dataset (default: as configured)", metavar="PATH"),
     Flag(
         "num-classes",
         "data",
@@ -170,8 +232,9 @@ FLAGS = (
     Flag(
         "target",
         "data",
-        "names of the .bin files to verify on, separated by commas (default: as configured)",
+        ".bin files to verify on, without .bin, separated by commas (default: as configured)",
         setting="val_targets",
+        metavar="NAMES",
     ),
     Flag(
         "rand-mirror",
@@ -216,15 +279,16 @@ FLAGS = (
     Flag(
         "pretrained",
         "network",
-        "prefix[,epoch] of a model to begin with",
+        "model to begin with: prefix,1 is prefix-0001.params",
         configured="default.pretrained",
+        metavar="PREFIX",
     ),
     Flag(
         "pretrained-epoch",
         "network",
-        "its epoch, if --pretrained has none",
+        "its epoch, if --pretrained has none (default: 1, or the only one that was saved)",
         int,
-        configured="default.pretrained_epoch",
+        least=0,
         setting=NO_SETTING,
     ),
     Flag("freeze-backbone", "network", "train class weights alone", bool, False),
@@ -240,14 +304,21 @@ FLAGS = (
     # --- loss
     Flag("loss", "loss", "{loss}", configured="default.loss"),
     Flag("scale", "loss", "scale of the cosines", float, is_loss_option=True),
-    Flag("d", "loss", "D-Softmax's termination point", float, is_loss_option=True),
-    Flag("m1", "loss", "factor on the angle", float, is_loss_option=True),
+    Flag(
+        "d",
+        "loss",
+        "the cosine at which D-Softmax stops pulling a sample to its class",
+        float,
+        is_loss_option=True,
+    ),
+    Flag("m1", "loss", "factor of the angle", float, is_loss_option=True),
     Flag("m2", "loss", "margin on the angle, in radians", float, is_loss_option=True),
     Flag("m3", "loss", "margin on the cosine", float, is_loss_option=True),
     Flag(
         "sample-rate",
         "loss",
-        "share of the classes that a step uses, such as 1/64",
+        "share of the classes, or of the batch with dsoftmax_b, that a step samples, such as "
+        "1/64; any loss takes it",
         rate,
         is_loss_option=True,
     ),
@@ -261,17 +332,43 @@ FLAGS = (
     Flag(
         "loss-option",
         "loss",
-        "name=value: any other option of the loss; repeatable",
+        "any other option of the loss, listed at the end; repeatable",
         _loss_option,
         repeatable=True,
         setting=NO_SETTING,
     ),
+    # --- class weights
     Flag(
         "init-classes",
-        "loss",
+        "class weights",
         "first class weights: random, or the mean embeddings of their images",
         default="normal",
         choices=("normal", "mean"),
+    ),
+    Flag(
+        "class-parallel",
+        "class weights",
+        "split class weights over the devices (default: if they are many)",
+        int,
+        choices=(0, 1),
+        const=1,
+    ),
+    Flag(
+        "store",
+        "class weights",
+        "where class weights are kept (default: device, but server for sampled classes with "
+        "dist_sync)",
+        choices=tuple(STORES),
+    ),
+    Flag(
+        "class-dtype",
+        "class weights",
+        "what class weights and momenta are kept as; float16 and bfloat16 need --store host",
+        default="float32",
+        choices=DTYPES,
+    ),
+    Flag(
+        "chunk", "class weights", "classes at a time, to save memory (default: all)", int, least=1
     ),
     # --- schedule
     Flag(
@@ -322,39 +419,28 @@ FLAGS = (
     Flag("end-epoch", "schedule", "epochs to train; 0 is without end", int, 0, least=0),
     Flag("seed", "schedule", "seed of everything that is drawn", int, 0, least=0, below=1 << 32),
     # --- devices
-    Flag("devices", "devices", "cpu, cpu:2, gpu:8 (default: by CUDA_VISIBLE_DEVICES)"),
+    Flag(
+        "devices",
+        "devices",
+        "cpu, cpu:2, gpu:8 (default: a GPU for each id in CUDA_VISIBLE_DEVICES; the CPU if that is "
+        "unset or empty)",
+    ),
+    # --- distributed
     Flag(
         "kvstore",
-        "devices",
+        "distributed",
         "how devices share gradients; dist_sync: many processes on parameter servers",
         configured="default.kvstore",
         choices=("device", "local", "dist_sync"),
     ),
-    Flag(
-        "class-parallel",
-        "devices",
-        "split class weights over the devices (default: if they are many)",
-        int,
-        choices=(0, 1),
-        const=1,
-    ),
-    Flag(
-        "store",
-        "devices",
-        "where class weights are kept (default: device, but server for sampled classes with "
-        "dist_sync)",
-        choices=tuple(STORES),
-    ),
-    Flag(
-        "class-dtype",
-        "devices",
-        "what class weights and momenta are kept as; float16 and bfloat16 need --store host",
-        default="float32",
-        choices=DTYPES,
-    ),
-    Flag("chunk", "devices", "classes at a time, to save memory (default: all)", int, least=1),
     # --- saving
-    Flag("models-root", "saving", "folder of all runs", configured="default.models_root"),
+    Flag(
+        "models-root",
+        "saving",
+        "folder of all runs",
+        configured="default.models_root",
+        metavar="PATH",
+    ),
     Flag("extra-model-name", "saving", "appended to the run's name", default=""),
     Flag(
         "resume",
@@ -403,15 +489,40 @@ def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
         usage="%(prog)s [flags]",
         allow_abbrev=False,  # `--d` is a flag, and would also abbreviate --data-dir
         description="Train a face embedding: insightface's flags, its datasets, our losses.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
+        epilog=f"{_describe_other_options()}\n{EXAMPLES}",
+        formatter_class=_format_help,
     )
-    groups = {"": parser, **{name: parser.add_argument_group(name) for name in GROUPS}}
+    groups = {"": parser}
+    for name, text in GROUPS.items():
+        groups[name] = parser.add_argument_group(name, text or None)
     for flag in FLAGS:
         flag.add_to(groups[flag.group], module)
     # train_parall's, which say what CUDA_VISIBLE_DEVICES and --class-parallel say here
     parser.add_argument("--worker-id", type=int, default=0, help=argparse.SUPPRESS)
     return parser
+
+
+def _format_help(prog: str) -> argparse.HelpFormatter:
+    width = min(shutil.get_terminal_size().columns, WIDTH)
+    return argparse.RawDescriptionHelpFormatter(prog, max_help_position=HELP_COLUMN, width=width)
+
+
+def _describe_other_options() -> str:
+    """List the options of all losses that have no flag, for the end of ``--help``."""
+    of_losses = [presets.default_options(name) for name in presets.names()]
+    options = dict.fromkeys(option for options in of_losses for option in options)
+    for flag in FLAGS:
+        if flag.is_loss_option:
+            options.pop(flag.dest, None)
+    lines = ["options of losses without a flag, for --loss-option (see losses/README.md):"]
+    for option in options:
+        lines += textwrap.wrap(
+            _defaults_of_losses(option),
+            min(shutil.get_terminal_size().columns, WIDTH),
+            initial_indent=f"  {option:<{HELP_COLUMN - 4}}  ",
+            subsequent_indent=" " * HELP_COLUMN,
+        )
+    return "\n".join([*lines, ""])
 
 
 def parse_first(argv: list[str] | None) -> argparse.Namespace:

@@ -23,6 +23,7 @@ METRICS = (
     "accuracy",
     "loss",
     "intra",
+    "inter",
     "inter_above_floor",
     "positive_cosine",
     "negative_cosine",
@@ -112,7 +113,8 @@ class RunLog:
             )
         if self._writer:
             for name in METRICS[2:]:
-                self._writer.add_scalar(name, row[name], row["step"])
+                if not math.isnan(row[name]):
+                    self._writer.add_scalar(name, row[name], row["step"])
 
     def scores(self, row: dict[str, Any]) -> None:
         """Add the result of a verification to ``verification.csv``."""
@@ -199,9 +201,7 @@ def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure | Non
         points = [(row["step"], row[name]) for row in rows if math.isfinite(row[name])]
         return _Line(label or name.replace("_", " "), points)
 
-    # The whole loss counts as intra where a loss has no such parts.
-    has_parts = not all(math.isclose(row["intra"], row["loss"], rel_tol=1e-4) for row in metrics)
-    losses = ["loss", "intra", "inter_above_floor"] if has_parts else ["loss"]
+    losses = ["loss", "intra", "inter_above_floor"]  # NaN where a loss has no such parts
     targets = dict.fromkeys(row["target"] for row in scores)
     panels = {
         ("loss", "loss per image (nats)"): [column(name) for name in losses],

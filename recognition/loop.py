@@ -325,11 +325,12 @@ class Run:
         if self._signals.agreed:
             self._log.say(f"stopped by signal {self._signals.agreed}: saving step {self.step}")
         self._save_state()
+        self._log.say(f"saved {path_of(self.plan.states, self.step)}, for --resume")
         bad = sum(self.group.gather_json("bad images", len(self.plan.pipeline.bad_images)))
         if bad:
             self._log.say(f"{bad} images could not be decoded")
         self._log.say("saving last 0")
-        self._models.save(0, self.step)
+        self._models.save(0, self.step, self._log)
         self._log.draw(at_once=True)
 
 

@@ -143,13 +143,14 @@ class Models:
         keep = {0: False, 1: is_best, 2: True, 3: is_best}[ckpt]
         if self._plan.group.gather_json("keep", keep)[0]:
             log.say(f"saving {number}")
-            self.save(number, step)
+            self.save(number, step, log)
         if any(results):
             log.say(f"[{step}]Accuracy-Highest: {scores.highest_last:1.5f}")
         scores.awaits_verification = False
 
-    def save(self, number: int, step: int) -> None:
+    def save(self, number: int, step: int, log: RunLog | NoLog) -> None:
         """Save the model under a number. All processes must call this; the first one writes."""
         parameters = self._trained.finite_parameters(step)
         if self._plan.group.is_first:
-            save_model(self._plan.network, self._plan.settings.prefix, number, parameters)
+            path = save_model(self._plan.network, self._plan.settings.prefix, number, parameters)
+            log.say(f"saved {path}")

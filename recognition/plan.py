@@ -18,7 +18,7 @@ from dsoftmax.recognition.common.memory import available_bytes
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.data.augment import Augmentation
 from dsoftmax.recognition.data.packs import Pack, read_pack
-from dsoftmax.recognition.data.pipeline import Pipeline
+from dsoftmax.recognition.data.pipeline import Pipeline, TooFewImagesError
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.flags import AUTO, MUST
 from dsoftmax.recognition.log import import_mxboard
@@ -124,16 +124,39 @@ class Plan:
 
     def _open_data(self) -> Pipeline:
         s = self.settings
-        return Pipeline(
-            Records(s.data_dir),
-            self.images_at_once * s.accumulate,
-            s.image_size,
-            Augmentation(mirror=s.mirror, color=s.color, cutoff=s.cutoff),
-            seed=s.seed,
-            shard=(self.group.rank, self.group.size),
-            min_images=s.images_filter,
-            remap_labels=s.images_filter > 1,
-            threads=s.threads,
+        records = Records(s.data_dir)
+        try:
+            return Pipeline(
+                records,
+                self.images_at_once * s.accumulate,
+                s.image_size,
+                Augmentation(mirror=s.mirror, color=s.color, cutoff=s.cutoff),
+                seed=s.seed,
+                shard=(self.group.rank, self.group.size),
+                min_images=s.images_filter,
+                remap_labels=s.images_filter > 1,
+                threads=s.threads,
+            )
+        except TooFewImagesError as error:
+            raise ValueError(self._describe_large_batch(records.path, error.images)) from None
+
+    def _describe_large_batch(self, path: str, images: int) -> str:
+        """Say why a batch does not fit into the dataset, and which one would."""
+        s = self.settings
+        factors = {
+            "devices": len(self.contexts),
+            "processes": self.group.size,
+            "micro-batches": s.accumulate,
+        }
+        times = "".join(f" x {count} {what}" for what, count in factors.items() if count > 1)
+        fitting = images // (self.batch_size // s.per_batch_size)
+        advice = f"take --per-batch-size {fitting} or less"
+        if not fitting:
+            advice = "take fewer of these, or add images"
+        left = f" after --images-filter {s.images_filter}" if s.images_filter > 1 else ""
+        return (
+            f"--per-batch-size {s.per_batch_size}{times}: a step takes {self.batch_size} images, "
+            f"and {path} has {images}{left}: {advice}"
         )
 
     def _count_classes(self) -> int:

@@ -16,6 +16,7 @@ from dsoftmax.recognition.networks.flops import format_flops
 from dsoftmax.recognition.plan import Plan
 
 STEPS_BETWEEN_RATE_LINES = 1000
+DIGITS = 6  # of losses, as insightface prints them
 
 
 class Position(NamedTuple):
@@ -31,17 +32,42 @@ def describe(plan: Plan, head: Head) -> list[str]:
     settings = plan.settings
     return [
         f"gpu num: {sum(context.device_type == 'gpu' for context in plan.contexts)}",
+        f"devices {', '.join(map(str, plan.contexts))}",
         f"prefix {settings.prefix}",
         f"image_size {list(plan.pipeline.image_size)}",
         f"num_classes {plan.num_classes}",
         f"Called with argument: {json.dumps(settings.as_json())}",
         f"Network FLOPs: {format_flops(plan.flops)}",
-        f"{head!r}",
+        f"loss {settings.loss_spec().title}: {head!r}",
         *_describe_arithmetic(plan),
         f"memory of a device: about {plan.memory}",
         *(f"ver {pack.name}" for pack in plan.packs),
-        f"lr_steps {list(settings.lr_steps)}",
+        *_describe_rate(plan),
+        f"in the lines below: {'; '.join(_describe_figures(head))}",
     ]
+
+
+def _describe_rate(plan: Plan) -> list[str]:
+    """Return the lines about the learning rate: of its schedule, and of nothing else."""
+    s = plan.settings
+    lines = [f"warmup_steps {s.warmup_steps}"] if s.warmup_steps else []
+    if s.lr_schedule == "step":
+        return [*lines, f"lr_steps {list(s.lr_steps)}"]
+    end = "" if s.lr_schedule == "constant" else f", falling to 0 at step {plan.total_steps}"
+    return [*lines, f"lr_schedule {s.lr_schedule}: {s.lr:g}{end}"]
+
+
+def _describe_figures(head: Head) -> Iterator[str]:
+    """Yield what each figure of a step's line means, as far as this loss has it."""
+    yield "acc is the share of samples nearest to their own class"
+    if head.criterion.dissected:
+        yield "lossvalue = intra + inter"
+        if head.criterion.inter_floor(0.0) is not None:
+            yield "inter_floor is inter if all negatives were orthogonal"
+    yield "cos_y is the mean cosine with the own class"
+    yield "max_cos_n is the highest with another class"
+    if head.sampler.is_sparse:
+        yield "negatives is how many classes a sample was compared with"
 
 
 def _describe_arithmetic(plan: Plan) -> list[str]:
@@ -49,7 +75,7 @@ def _describe_arithmetic(plan: Plan) -> list[str]:
     cpu = next((context for context in plan.contexts if context.device_type == "cpu"), None)
     if cpu is None:
         return []
-    return [f"products by {products.way(cpu)}; {operators.describe()}"]
+    return [f"matrix products by {products.way(cpu)}; {operators.describe()}"]
 
 
 class Report:
@@ -108,15 +134,20 @@ class Report:
     def _row(
         self, at: Position, loss: float, speed: float, stats: dict[str, float]
     ) -> dict[str, Any]:
-        """Return a row of ``metrics.csv``."""
+        """Return a row of ``metrics.csv``, in which intra + inter is the loss to the last digit."""
+        loss, intra, inter = round(loss, DIGITS), math.nan, math.nan
+        if self._head.criterion.dissected:  # other losses can't be split into these parts
+            intra = round(stats["intra"], DIGITS)
+            inter = round(loss - intra, DIGITS)
         return {
             "step": at.step,
             "epoch": at.epoch,
             "lr": self._plan.rate_at(at.step - 1),
             "accuracy": stats["accuracy"],
             "loss": loss,
-            "intra": stats["intra"],
-            "inter_above_floor": stats["inter"] - stats.get("inter_floor", math.nan),
+            "intra": intra,
+            "inter": inter,
+            "inter_above_floor": inter - stats.get("inter_floor", math.nan),
             "positive_cosine": stats["positive_cosine"],
             "negative_cosine": stats["negative_cosine"],
             # With a single class there is no negative.
@@ -127,10 +158,10 @@ class Report:
     def _line(self, at: Position, row: dict[str, Any], stats: dict[str, float]) -> str:
         """Return the line of a row, as insightface's Speedometer writes it."""
         parts = ""
-        if self._head.criterion.dissected:  # other losses can't be split into these parts
-            parts = f"intra={stats['intra']:.4f}\tinter={stats['inter']:.4f}\t"
+        if self._head.criterion.dissected:
+            parts = f"intra={row['intra']:f}\tinter={row['inter']:f}\t"
             if "inter_floor" in stats:
-                parts += f"inter_floor={stats['inter_floor']:.4f}\t"
+                parts += f"inter_floor={stats['inter_floor']:f}\t"
         count = f"\tnegatives={stats['negatives']}" if self._head.sampler.is_sparse else ""
         batch = at.images_seen // self._plan.batch_size
         first = max(batch - self._plan.settings.frequent, 0)

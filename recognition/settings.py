@@ -39,6 +39,7 @@ NETWORK_KEYS = {
     "net_blocks": "blocks",
     "bn_mom": "bn_momentum",
 }
+PRETRAINED_EPOCH = 1  # insightface's default, which stands for none given
 FP16_SCALE = 128.0  # where a configuration says fp16 and no flag says more
 # The settings that no single flag makes.
 DERIVED = {
@@ -105,6 +106,8 @@ def parse(argv: list[str] | None = None) -> Settings:
     for flag in ("network", "dataset", "loss"):
         setattr(args, flag, getattr(first, flag))
     check_ranges(args)
+    if args.pretrained_epoch is None and module.default["pretrained_epoch"] != PRETRAINED_EPOCH:
+        args.pretrained_epoch = module.default["pretrained_epoch"]
     return _settle(args, module.config)
 
 
@@ -180,7 +183,7 @@ def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> di
     architecture = _architecture(args.network, config)
     legal = networks.options_of(architecture)
     pretrained = args.pretrained
-    if pretrained and not pretrained.rpartition(",")[2].strip().isdigit():
+    if pretrained and args.pretrained_epoch is not None and split_epoch(pretrained)[1] is None:
         pretrained = f"{pretrained},{args.pretrained_epoch}"
     return {
         "architecture": architecture,
@@ -193,6 +196,12 @@ def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> di
         "pretrained": pretrained,
         "fp16_scale": args.fp16_scale or (FP16_SCALE if config.get("fp16") else 0.0),
     }
+
+
+def split_epoch(text: str) -> tuple[str, int | None]:
+    """Split ``prefix,epoch``; None for an epoch that is left out."""
+    prefix, _, epoch = text.rpartition(",")
+    return (prefix, int(epoch)) if epoch.strip().isdigit() and prefix else (text, None)
 
 
 def _architecture(name: str, config: Mapping[str, Any]) -> str:
@@ -225,6 +234,7 @@ def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[
         loss = presets.resolve(*loss_of(args.loss, config, given))
     except TypeError as error:  # an option of another loss
         raise ValueError(f"--loss {args.loss}: {error}") from None
+    _check_options(args.loss, loss)
     has_servers, is_sampled = args.kvstore == "dist_sync", loss.sampled_share is not None
     store = args.store or default_store(has_servers, is_sampled)
     try:
@@ -239,6 +249,18 @@ def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[
         "fc7_lr_mult": config.get("fc7_lr_mult", 1.0),
         "fc7_wd_mult": config.get("fc7_wd_mult", 1.0),
     }
+
+
+def _check_options(name: str, loss: LossSpec) -> None:
+    """Refuse options of a loss that are no numbers, or out of range."""
+    for option, default in presets.resolve(loss.name, negatives=loss.negatives).options.items():
+        value = loss.options[option]
+        if default is not None and not isinstance(value, (int, float)):
+            raise ValueError(f"--loss {name}: {option} is a number like {default}, not {value!r}")
+    try:
+        loss.make_criterion()
+    except ValueError as error:
+        raise ValueError(f"--loss {name}: {error}") from None
 
 
 def loss_of(

@@ -36,6 +36,14 @@ class Batch(NamedTuple):
     image: np.ndarray  # (B,) int64: each image's number in the Records
 
 
+class TooFewImagesError(ValueError):
+    """A dataset has fewer images than a batch; `images` says how many."""
+
+    def __init__(self, message: str, images: int):
+        super().__init__(message)
+        self.images = images
+
+
 class Pipeline:
     """Makes epochs of shuffled, augmented batches.
 
@@ -119,9 +127,10 @@ class Pipeline:
         self.bad_images: dict[int, str] = {}
         self._select(min_images, remap_labels)
         if not len(self):
-            raise ValueError(
-                f"{records.path}: {len(self._images)} images are fewer than one batch of "
-                f"{self.batch_size} for each of {self.workers} workers"
+            raise TooFewImagesError(
+                f"{records.path}: {self.num_images} images are fewer than one batch of "
+                f"{self.batch_size} for each of {self.workers} workers",
+                self.num_images,
             )
 
     def _select(self, min_images: int, remap_labels: bool) -> None:

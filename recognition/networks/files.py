@@ -50,7 +50,7 @@ def save_model(
     prefix: str,
     epoch: int,
     parameters: dict[str, mx.nd.NDArray] | None = None,
-) -> None:
+) -> str:
     """Save the graph and the float32 parameters of a network that ran at least once.
 
     Moving averages, which can differ between devices, are averaged over the devices.
@@ -65,6 +65,11 @@ def save_model(
     parameters : dict of str to NDArray, optional
         Parameters to save instead of the network's; copies on other devices are named ``name@1``,
         ….
+
+    Returns
+    -------
+    str
+        The path of the parameter file.
     """
     symbol = to_symbol(network)
     auxiliary = set(symbol.list_auxiliary_states())
@@ -78,7 +83,9 @@ def save_model(
     path, graph = f"{prefix}-symbol.json", symbol.tojson()
     with explain_full_disk(path, len(graph)), AtomicFile(path, "w") as file:
         file.write(graph)
-    save_arrays(f"{prefix}-{epoch:04d}.params", arrays)
+    path = f"{prefix}-{epoch:04d}.params"
+    save_arrays(path, arrays)
+    return path
 
 
 def _copies_of(

@@ -1,5 +1,7 @@
 """How a run begins: pretrained networks, and the first class weights."""
 
+import itertools
+import os
 from pathlib import Path
 
 import mxnet as mx
@@ -30,6 +32,44 @@ def test_pretrained(flags, form, capsys):
         kind = "aux" if "moving" in name else "arg"
         np.testing.assert_array_equal(array.asnumpy(), saved[f"{kind}:{name}"].asnumpy())
     assert any("parameters of tiny are from" in note for note in run.plan.notes)
+
+
+class TestWithoutAnEpoch:
+    @pytest.fixture
+    def begin(self, flags):
+        """Return a function that begins a run with a prefix, and returns its notes."""
+        numbers = itertools.count()
+        return lambda prefix: (
+            loop.Run(parse(flags(f"run{next(numbers)}", pretrained=prefix))).plan.notes
+        )
+
+    def test_the_only_one(self, flags, begin):
+        prefix = train_one(flags)
+        os.remove(f"{prefix}-0001.params")
+        os.rename(f"{prefix}-0000.params", f"{prefix}-0012.params")
+        notes = begin(prefix)
+        assert f"--pretrained {prefix}: epoch 12, of 12" in notes
+        assert any(note.endswith(f"are from {prefix}-0012.params") for note in notes)
+
+    def test_insightface_s_default_among_several(self, flags, begin):
+        prefix = train_one(flags)
+        notes = begin(prefix)
+        assert f"--pretrained {prefix}: epoch 1, of 0, 1" in notes
+        assert any(note.endswith(f"are from {prefix}-0001.params") for note in notes)
+
+    def test_several(self, flags, begin):
+        prefix = train_one(flags)
+        os.rename(f"{prefix}-0001.params", f"{prefix}-0007.params")
+        message = f"--pretrained {prefix}: there are the epochs 0, 7: .* {prefix},7"
+        with pytest.raises(ValueError, match=message):
+            begin(prefix)
+        with pytest.raises(FileNotFoundError, match=r"no .*-0001.params; .* the epochs 0, 7"):
+            begin(f"{prefix},1")
+
+    def test_none(self, begin, tmp_path):
+        message = r"--pretrained .*no such file for any epoch, such as .*/y1/model-0000.params"
+        with pytest.raises(FileNotFoundError, match=message):
+            begin(tmp_path / "y1" / "model")
 
 
 def test_class_weights_that_fit_are_taken(flags, rng):

@@ -3,6 +3,7 @@
 import pytest
 
 from dsoftmax import losses
+from dsoftmax.losses import presets
 from dsoftmax.recognition import flags
 from dsoftmax.recognition.flags import FLAGS, GROUPS, Flag, build_parser
 from dsoftmax.recognition.settings import parse
@@ -33,6 +34,38 @@ def test_help_is_in_groups_with_examples():
     places = [text.index(f"\n{group}:\n") for group in (*GROUPS, "examples")]
     assert places == sorted(places)
     assert "learning rate (default: 0.1)" in text
+
+
+@pytest.mark.parametrize("columns", [80, 100, 240])
+def test_help_fits_the_terminal(monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    help_text, examples = build_parser().format_help().split("examples:\n")
+    assert max(map(len, help_text.splitlines())) <= min(columns, 100)
+    assert max(map(len, examples.splitlines())) <= 100
+
+
+def test_help_says_which_losses_have_an_option(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "100")
+    text = " ".join(build_parser().format_help().split())
+    for expected in (
+        "(default: 4 with sphereface; 1 with combined)",
+        "(default: 0.5 with arcface, dsoftmax_arcface, rand_arcface; 0.3 with combined)",
+        "(default: 1/64 with dsoftmax_b, dsoftmax_k, rand_softmax, rand_arcface, hf_softmax)",
+        "1 with softmax; 64 with nsoftmax, cosface, arcface, combined, adaface; 32 with any other",
+        "trees 50 with hf_softmax",
+        "detach False with arcface, rand_arcface",
+        "normalize False with softmax; True with any other loss",
+    ):
+        assert expected in text
+    for name in losses.names():  # every option has a flag, or is in the list at the end
+        for option in losses.resolve(name).options:
+            assert f"--{option.replace('_', '-')} " in text or f" {option} " in text, option
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_defaults_in_the_help_are_those_of_the_losses(name):
+    """They are read from the source, because importing the losses takes a second."""
+    assert presets.default_options(name) == losses.resolve(name).options
 
 
 def test_a_flag_is_one_entry(monkeypatch):

@@ -71,7 +71,16 @@ def test_other_classes(flags, dataset, capsys):
     [
         ({"data_dir": "nowhere"}, "nowhere: there is no such folder"),
         ({"num_classes": 4}, "it has the label 4, but there are to be 4 classes"),
-        ({"per_batch_size": 100}, "43 images are fewer than one batch of 100"),
+        (
+            {"per_batch_size": 100},
+            "--per-batch-size 100: a step takes 100 images, and {data}/train.rec has 43: take "
+            "--per-batch-size 43 or less",
+        ),
+        (
+            {"per_batch_size": 30, "devices": "cpu:2", "images_filter": 8},
+            "--per-batch-size 30 x 2 devices: a step takes 60 images, and {data}/train.rec has 36 "
+            "after --images-filter 8: take --per-batch-size 18 or less",
+        ),
         ({"loss": "dsoftmax", "store": "host"}, "store='host'"),
         ({"sync_bn": True, "devices": "cpu:2"}, "--sync-bn is for GPUs"),
         ({"fp16_scale": 128}, "--fp16-scale is for GPUs"),
@@ -84,15 +93,20 @@ def test_other_classes(flags, dataset, capsys):
             {"image_size": 32, "network": "gluoncv:resnet18_v1b"},
             "the next size it takes is 33,33",
         ),
-        ({"accumulate": 6}, "43 images are fewer than one batch of 48"),
+        (
+            {"accumulate": 6},
+            "--per-batch-size 8 x 6 micro-batches: a step takes 48 images, and {data}/train.rec "
+            "has 43: take --per-batch-size 7 or less",
+        ),
+        ({"accumulate": 50, "devices": "cpu:2"}, "has 43: take fewer of these, or add images"),
         ({"accumulate": 2, "loss": "hf_softmax"}, "--accumulate 2: the negatives of hf_softmax"),
         ({"per_batch_size": 1}, "--per-batch-size 1: the last layer normalizes"),
     ],
 )
-def test_before_the_first_step(flags, capsys, changes, message):
+def test_before_the_first_step(flags, faces, capsys, changes, message):
     assert train.main(flags(**changes)) == 2
     err = capsys.readouterr().err
-    assert message in err
+    assert message.format(data=faces) in err
     assert err.count("\n") == 1
 
 
@@ -125,7 +139,10 @@ def test_odd_classes_are_told(flags, dataset, jpeg, tmp_path):
 
 def test_an_option_of_another_loss(flags, capsys):
     assert train.main(flags(loss="cosface", d=0.9)) == 2
-    assert "has no option d; legal are" in capsys.readouterr().err
+    assert (
+        "cosface has no option d. Legal are m3, normalize, sample_rate, scale\n"
+        in capsys.readouterr().err
+    )
 
 
 def test_bad_images_are_counted(flags, faces, capsys):

@@ -65,7 +65,7 @@ def test_options_of_losses():
     found = parse(["--loss", "arcface", "--m2", "0.4", "--sample-rate", "0.1"])
     assert (found.loss_options["m2"], found.loss_options["sample_rate"]) == (0.4, 0.1)
     assert found.loss_spec().sampled_share == 0.1
-    with pytest.raises(ValueError, match=r"--loss cosface: .*has no option d; legal are"):
+    with pytest.raises(ValueError, match=r"--loss cosface: .*has no option d. Legal are m3"):
         parse(["--loss", "cosface", "--d", "0.9"])
 
 
@@ -74,7 +74,9 @@ def test_options_of_losses():
     [
         (["--pretrained", "models/a/model,7"], "models/a/model,7"),
         (["--pretrained", "models/a/model", "--pretrained-epoch", "3"], "models/a/model,3"),
-        (["--pretrained", "models/a/model"], "models/a/model,1"),
+        (["--pretrained", "models/a/model"], "models/a/model"),  # the saved ones decide
+        (["--pretrained", "a,b/model"], "a,b/model"),
+        (["--pretrained", "a,b/model,2", "--pretrained-epoch", "3"], "a,b/model,2"),
         ([], ""),
     ],
 )
@@ -266,3 +268,23 @@ def test_options_of_a_loss_without_a_flag():
         parse(["--loss", "hf_softmax", "--loss-option", "leaves=9"])
     with pytest.raises(SystemExit):
         parse(["--loss-option", "trees"])
+    found = parse(["--loss", "sphereface", "--loss-option", "annealing=none"])
+    assert found.loss_options["annealing"] is None
+    found = parse(["--loss", "arcface", "--loss-option", "detach=true"])
+    assert found.loss_options["detach"] is True
+
+
+@pytest.mark.parametrize(
+    ("loss", "option", "message"),
+    [
+        ("arcface", "detatch=1", "arcface has no option detatch, did you mean detach"),
+        ("arcface", "x=1", "no option x. Legal are detach, m2, normalize, sample_rate, scale"),
+        ("hf_softmax", "tree=9", "no option tree, did you mean trees"),
+        ("hf_softmax", "trees=many", "trees is a number like 50, not 'many'"),
+        ("arcface", "m2=half", "m2 is a number like 0.5, not 'half'"),
+        ("arcface", "scale=-1", "scale must be a positive number, not -1"),
+    ],
+)
+def test_options_of_a_loss_that_can_not_be(loss, option, message):
+    with pytest.raises(ValueError, match=f"^--loss {loss}: .*{message}$|{message}[?]"):
+        parse(["--loss", loss, "--loss-option", option])

@@ -5,6 +5,7 @@ import json
 import re
 import subprocess
 import sys
+from decimal import Decimal
 
 import mxnet as mx
 import numpy as np
@@ -12,6 +13,7 @@ import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
 from dsoftmax.losses import presets
+from dsoftmax.losses.head import Head
 from dsoftmax.recognition import loop, train
 from dsoftmax.recognition.settings import parse
 from tests.recognition.runs import (
@@ -151,3 +153,66 @@ def test_a_loss_of_your_own(flags, tmp_path, monkeypatch, capsys):
     assert train.main(made) == 0
     assert "Steep(scale=64, m3=0.2)" in capsys.readouterr().out
     assert folder_of(made).name == "tiny-steep-few"
+
+
+def lines_of_steps(err):
+    """Return the figures of each step's line, as they are printed."""
+    lines = [line for line in err.splitlines() if "lossvalue=" in line]
+    return [dict(re.findall(r"(\w+)=(\S+)", line)) for line in lines]
+
+
+@pytest.mark.parametrize("loss", ["dsoftmax", "dsoftmax_b", "dsoftmax_k", "dsoftmax_softmax"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_printed_parts_add_up_to_the_printed_loss(flags, capsys, monkeypatch, loss, accumulate):
+    seen = []
+    stats = Head.stats.fget
+    monkeypatch.setattr(Head, "stats", property(lambda head: seen.append(stats(head)) or seen[-1]))
+    rate = 0.5 if loss[-2:] in ("_b", "_k") else None
+    changes = {"per_batch_size": 4, "sample_rate": rate, "accumulate": accumulate}
+    made = flags(loss=loss, max_steps=6, target="none", **changes)
+    assert train.main(made) == 0
+    out, err = capsys.readouterr()
+    assert "lossvalue = intra + inter" in out
+    printed = lines_of_steps(err)
+    with open(folder_of(made) / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(printed) == len(rows) == len(seen) == 3
+    for line, row, figures in zip(printed, rows, seen):
+        assert Decimal(line["intra"]) + Decimal(line["inter"]) == Decimal(line["lossvalue"])
+        for name, column in (("lossvalue", "loss"), ("intra", "intra"), ("inter", "inter")):
+            assert float(line[name]) == float(row[column])
+        assert float(line["inter"]) == pytest.approx(figures["inter"], abs=1e-4)
+        assert ("inter_floor" in line) == (loss != "dsoftmax_softmax")
+
+
+@pytest.mark.parametrize("loss", ["softmax", "arcface", "adaface"])
+def test_what_a_loss_does_not_have_is_not_shown(flags, capsys, loss):
+    made = flags(loss=loss, max_steps=4, target="none", lr_schedule="cosine", warmup_steps=2)
+    assert train.main(made) == 0
+    out, err = capsys.readouterr()
+    assert not [line for line in (out + err).splitlines() if "intra" in line or "inter" in line]
+    assert "lr_steps [" not in out
+    assert "warmup_steps 2\nlr_schedule cosine: 0.1, falling to 0 at step 4\n" in out
+    with open(folder_of(made) / "metrics.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert {row["intra"] for row in rows} == {row["inter"] for row in rows} == {"nan"}
+
+
+@pytest.mark.parametrize(
+    ("loss", "title"),
+    [("arcface", "ArcFace"), ("nsoftmax", "NormFace"), ("dsoftmax_k", "D-Softmax-K")],
+)
+def test_a_loss_is_called_as_in_its_paper(flags, capsys, loss, title):
+    assert train.main(flags(loss=loss, max_steps=1, target="none")) == 0
+    assert f"\nloss {title}: Head(8 -> 5: " in capsys.readouterr().out
+
+
+def test_what_is_saved_is_named(flags, capsys):
+    made = flags(max_steps=4)
+    assert train.main(made) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for line, number in (("saving 1", 1), ("saving last 0", 0)):
+        path = folder_of(made) / f"model-000{number}.params"
+        assert lines[lines.index(line) + 1] == f"saved {path}"
+        assert path.exists()
+    assert f"saved {newest(made)}, for --resume" in lines
