@@ -37,6 +37,18 @@ WIDTH, HELP_COLUMN = 100, 26  # of --help
 NO_SETTING = ""  # for flags that other settings are made of
 MUST, AUTO = "must", "auto"  # of --resume
 NUMBERS = (int, float)
+# MXNet's kinds of stores, and those that do the same here.
+KVSTORES = {
+    "device": "device",
+    "local": "local",
+    "dist_sync": "dist_sync",
+    "nccl": "device",
+    "local_allreduce_device": "device",
+    "local_allreduce_cpu": "local",
+    "local_update_cpu": "local",
+    "dist_device_sync": "dist_sync",
+    "dist_sync_device": "dist_sync",
+}
 CONSTANTS = {"none": None, "true": True, "false": False}  # values of --loss-option
 EXAMPLES = """examples:
   python -u recognition/train.py --network r50 --loss dsoftmax --dataset emore
@@ -171,6 +183,15 @@ def _loss_option(text: str) -> tuple[str, Any]:
         return name, ast.literal_eval(value)
     except (ValueError, SyntaxError):
         return name, value
+
+
+def _kvstore(text: str) -> str:
+    if text not in KVSTORES:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} (of the flag, or of default.kvstore in --config) is not one of "
+            f"{', '.join(KVSTORES)}"
+        )
+    return KVSTORES[text]
 
 
 METAVARS = {
@@ -430,6 +451,7 @@ FLAGS = (
         "kvstore",
         "distributed",
         "how devices share gradients; dist_sync: many processes on parameter servers",
+        _kvstore,
         configured="default.kvstore",
         choices=("device", "local", "dist_sync"),
     ),

@@ -75,7 +75,7 @@ class Plan:
     def __init__(self, settings: Settings, group: Group = ALONE):
         self.settings = settings
         self.group = group
-        self.notes: list[str] = []
+        self.notes: list[str] = list(settings.notes)
         self.contexts = usable_contexts(settings.devices)
         self.images_at_once = settings.per_batch_size * len(self.contexts)
         self.batch_size = self.images_at_once * group.size * settings.accumulate

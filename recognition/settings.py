@@ -7,27 +7,32 @@ defaults of the others.
 from __future__ import annotations
 
 import argparse
-import importlib
-import importlib.util
 import os
-from dataclasses import asdict, make_dataclass
-from typing import Any, Mapping
+from dataclasses import asdict, field, make_dataclass
+from typing import Any, Iterator, Mapping
 
 from easydict import EasyDict
 
 from dsoftmax.losses import presets
 from dsoftmax.losses.presets import LossSpec
 from dsoftmax.losses.stores import default_store, find_store
-from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.common.checks import did_you_mean
 from dsoftmax.recognition.common.preflight import check_mxnet
+from dsoftmax.recognition.configuration import load_config, notes_on_keys
 from dsoftmax.recognition.flags import FLAGS, build_parser, check_ranges, parse_first
 
-PARTS = ("config", "default", "network", "dataset", "loss", "generate_config")
 MARGIN_SOFTMAX = "margin_softmax"
 NO_MARGIN = {"m1": 1, "m2": 0, "m3": 0}  # where a margin_softmax of a configuration has no such key
 # What a configuration calls the options of a loss, where it is not loss_<option>.
 LOSS_KEYS = {"loss_s": "scale"}
+# Other keys of a configuration that are read below; `generate_config` adds the last four.
+OTHER_KEYS = (
+    *("emb_size", "net_name", "num_layers", "loss_name", "fc7_lr_mult", "fc7_wd_mult", "fp16"),
+    *("dataset_path", "num_classes", "image_shape", "val_targets"),
+    *("network", "dataset", "loss", "num_workers"),
+)
+# insightface's kinds of networks, and what is here; {} is the number of layers.
+ARCHITECTURES = {"fresnet": "r{}", "fmobilefacenet": "y1"}
 # What a configuration calls the options of a network.
 NETWORK_KEYS = {
     "net_se": "se",
@@ -55,7 +60,8 @@ class _Settings:
     """Everything that decides what a run does: a field per flag with one, and those of `DERIVED`.
 
     0 stands for "as the data have it" in `num_classes` and for "no end" in `max_steps` and
-    `end_epoch`; None for "as the data have it" in `image_size`.
+    `end_epoch`; None for "as the data have it" in `image_size`. `notes` are lines for the log,
+    about a configuration; they decide nothing.
     """
 
     @property
@@ -77,12 +83,18 @@ class _Settings:
 
     def as_json(self) -> dict[str, Any]:
         """Return all settings as JSON can hold them."""
-        return asdict(self)
+        settings = asdict(self)
+        del settings["notes"]
+        return settings
 
 
 Settings = make_dataclass(
     "Settings",
-    [*((flag.field, Any) for flag in FLAGS if flag.field), *DERIVED.items()],
+    [
+        *((flag.field, Any) for flag in FLAGS if flag.field),
+        *DERIVED.items(),
+        ("notes", tuple, field(default=(), compare=False)),
+    ],
     bases=(_Settings,),
     namespace={"__doc__": _Settings.__doc__, "__module__": __name__},
     frozen=True,
@@ -108,7 +120,7 @@ def parse(argv: list[str] | None = None) -> Settings:
     check_ranges(args)
     if args.pretrained_epoch is None and module.default["pretrained_epoch"] != PRETRAINED_EPOCH:
         args.pretrained_epoch = module.default["pretrained_epoch"]
-    return _settle(args, module.config)
+    return _settle(args, module)
 
 
 def _check_name(flag: str, name: str, legal: Mapping) -> None:
@@ -117,50 +129,38 @@ def _check_name(flag: str, name: str, legal: Mapping) -> None:
         raise ValueError(f"--{flag}: there is no {name!r}{did_you_mean(name, sorted(legal))}{more}")
 
 
-def load_config(path: str | None) -> Any:
-    """Load the configuration of a file, or ours, without the changes of an earlier run.
-
-    Returns
-    -------
-    module
-        It has the names of `PARTS`.
-    """
-    if path and not os.path.isfile(path):
-        raise FileNotFoundError(f"--config {path}: there is no such file")
-    # Merging a run's choices into it changes it, also where a user's configuration imports it.
-    importlib.reload(shipped)
-    module = _execute(path) if path else shipped
-    missing = [name for name in PARTS if not hasattr(module, name)]
-    if missing:
-        raise ValueError(f"--config {path}: it has no {', '.join(missing)}")
-    for name in ("default", "network", "loss"):  # what the user's lacks is taken from ours
-        for key, value in getattr(shipped, name).items():
-            getattr(module, name).setdefault(key, value)
-    for name in presets.names():  # those that the user's has just registered
-        module.loss.setdefault(name, EasyDict(loss_name=name))
-    return module
-
-
-def _execute(path: str) -> Any:
-    spec = importlib.util.spec_from_file_location("dsoftmax_run_config", path)
-    if spec is None:
-        raise ValueError(f"--config {path}: it is not a Python file: its name must end in .py")
-    module = importlib.util.module_from_spec(spec)
-    try:
-        spec.loader.exec_module(module)
-    except (SyntaxError, NameError, TypeError, ValueError, AttributeError) as error:
-        raise ValueError(f"--config {path}: {error}") from None
-    return module
-
-
-def _settle(args: argparse.Namespace, config: Mapping[str, Any]) -> Settings:
+def _settle(args: argparse.Namespace, module: Any) -> Settings:
     """Make the settings of flags and a configuration that are merged already."""
     check_mxnet()  # networks and losses know their options by their code, which imports it
+    config = module.config
     values = {flag.field: getattr(args, flag.dest) for flag in FLAGS if flag.field}
     values.update(_data_settings(args, config))
     values.update(_network_settings(args, config))
-    values.update(_loss_settings(args, config))
+    values.update(_loss_settings(args, config, module.loss[args.loss]))
+    if args.config:
+        values["notes"] = tuple(_notes_on_configuration(values, module))
     return Settings(**values)
+
+
+def _notes_on_configuration(values: Mapping[str, Any], module: Any) -> Iterator[str]:
+    """Yield lines about what a user's configuration sets in vain."""
+    options = [option for option in values["loss_options"] if option != "preset"]
+    margins = NO_MARGIN if module.config.get("loss_name") == MARGIN_SOFTMAX else ()
+    read = {
+        *NETWORK_KEYS,
+        *OTHER_KEYS,
+        *LOSS_KEYS,
+        *(f"loss_{option}" for option in (*options, *margins)),
+        *(flag.configured.partition(".")[2] for flag in FLAGS),
+        "pretrained_epoch",
+    }
+    yield from notes_on_keys({"config": module.config, "default": module.default}, read)
+    multiplier = module.config.net_multiplier
+    if multiplier != 1 and "multiplier" not in values["network_options"]:
+        yield (
+            f"note: config.net_multiplier = {multiplier} does nothing to {values['network']}, as "
+            "in insightface"
+        )
 
 
 def _data_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[str, Any]:
@@ -168,6 +168,11 @@ def _data_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[
     configured = {} if args.data_dir else config
     shape = configured.get("image_shape")
     targets = args.target.split(",") if args.target else config.get("val_targets", ())
+    if not args.data_dir and "dataset_path" not in config:
+        raise ValueError(
+            f"--dataset {args.dataset}: its entry in the configuration has no dataset_path: add "
+            "it, or give --data-dir"
+        )
     return {
         "data_dir": args.data_dir or config["dataset_path"],
         "num_classes": args.num_classes or configured.get("num_classes", 0),
@@ -181,7 +186,9 @@ def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> di
     from dsoftmax.recognition import networks
 
     architecture = _architecture(args.network, config)
-    legal = networks.options_of(architecture)
+    legal = set(networks.options_of(architecture))
+    if config.get("net_name") in ARCHITECTURES:
+        legal.discard("multiplier")  # insightface's networks of these kinds have one width
     pretrained = args.pretrained
     if pretrained and args.pretrained_epoch is not None and split_epoch(pretrained)[1] is None:
         pretrained = f"{pretrained},{args.pretrained_epoch}"
@@ -205,15 +212,16 @@ def split_epoch(text: str) -> tuple[str, int | None]:
 
 
 def _architecture(name: str, config: Mapping[str, Any]) -> str:
-    """Return our name of a network that a configuration may call otherwise."""
+    """Return our name of the network that a configuration describes.
+
+    Its entry decides, not its name: a user's r50 may have another number of layers than ours.
+    """
     from dsoftmax.recognition import networks
     from dsoftmax.recognition.networks.zoo import PREFIX as GLUONCV
 
-    if name in networks.names() or name.startswith(GLUONCV):
-        return name
-    kind, layers = config.get("net_name"), config.get("num_layers")
-    known = {"fresnet": f"r{layers}", "fmobilefacenet": "y1"}.get(kind, kind)
-    if known not in networks.names():
+    kind, layers = config.get("net_name", name), config.get("num_layers")
+    known = ARCHITECTURES.get(kind, kind).format(layers)
+    if known not in networks.names() and not known.startswith(GLUONCV):
         raise ValueError(
             f"--network {name}: there is no network of net_name {kind!r} with num_layers {layers}; "
             f"legal are {', '.join(networks.names())} and {GLUONCV}<name>"
@@ -221,7 +229,9 @@ def _architecture(name: str, config: Mapping[str, Any]) -> str:
     return known
 
 
-def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[str, Any]:
+def _loss_settings(
+    args: argparse.Namespace, config: Mapping[str, Any], entry: Mapping[str, Any]
+) -> dict[str, Any]:
     given = {
         flag.dest: getattr(args, flag.dest)
         for flag in FLAGS
@@ -231,7 +241,7 @@ def _loss_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> dict[
         given["correction"] = None
     given.update(args.loss_option or ())
     try:
-        loss = presets.resolve(*loss_of(args.loss, config, given))
+        loss = presets.resolve(*loss_of(args.loss, config, entry, given))
     except TypeError as error:  # an option of another loss
         raise ValueError(f"--loss {args.loss}: {error}") from None
     _check_options(args.loss, loss)
@@ -264,7 +274,7 @@ def _check_options(name: str, loss: LossSpec) -> None:
 
 
 def loss_of(
-    name: str, config: Mapping[str, Any], given: Mapping[str, Any]
+    name: str, config: Mapping[str, Any], entry: Mapping[str, Any], given: Mapping[str, Any]
 ) -> tuple[str, dict[str, Any]]:
     """Return the preset that ``--loss`` means under a configuration, and its options.
 
@@ -273,7 +283,10 @@ def loss_of(
     name : str
         As of ``--loss``.
     config : mapping
-        With the entry of this name of `loss` merged into it: ``loss_name`` and ``loss_<option>``.
+        With `entry` merged into it: ``loss_name`` and ``loss_<option>``. Options that are not of
+        the entry may be meant for another loss: those that this one does not have are left out.
+    entry : mapping
+        The entry of this name of `loss`.
     given : mapping
         Options that flags set: they replace the configured ones.
 
@@ -284,21 +297,22 @@ def loss_of(
     options : dict
     """
     preset = config.get("loss_name", name)
-    options = {
-        LOSS_KEYS.get(key, key[len("loss_") :]): value
-        for key, value in config.items()
-        if key.startswith("loss_") and key != "loss_name"
-    }
+    if preset not in (MARGIN_SOFTMAX, *presets.names()):
+        raise ValueError(
+            f"--loss {name}: there is no loss_name {preset!r}; legal are {MARGIN_SOFTMAX}, "
+            f"{', '.join(presets.names())}"
+        )
+    legal = presets.resolve("combined" if preset == MARGIN_SOFTMAX else preset).options
+    options = {}
+    for key, value in config.items():
+        option = LOSS_KEYS.get(key, key[len("loss_") :])
+        if key.startswith("loss_") and key != "loss_name" and (key in entry or option in legal):
+            options[option] = value
     options.update(given)
     if preset == MARGIN_SOFTMAX:
         options = {**NO_MARGIN, **options}
         preset, unused = _preset_of_margins(*(options[name] for name in NO_MARGIN))
         return preset, {key: value for key, value in options.items() if key not in unused}
-    if preset not in presets.names():
-        raise ValueError(
-            f"--loss {name}: there is no loss_name {preset!r}; legal are {MARGIN_SOFTMAX}, "
-            f"{', '.join(presets.names())}"
-        )
     return preset, options
 
 

@@ -1,6 +1,8 @@
 """Flags and configurations as insightface's users write them."""
 
 import json
+import re
+import sys
 import textwrap
 
 import pytest
@@ -9,6 +11,43 @@ from dsoftmax import losses
 from dsoftmax.losses import presets
 from dsoftmax.losses.presets import resolve
 from dsoftmax.recognition.settings import parse
+
+# insightface's sample_config.py, all keys with their values there.
+SAMPLE = """
+import os
+from easydict import EasyDict as edict
+
+config = edict(bn_mom=0.9, workspace=256, emb_size=512, ckpt_embedding=True, net_se=0,
+               net_act="prelu", net_unit=3, net_input=1, net_blocks=[1, 4, 6, 2], net_output="E",
+               net_multiplier=1.0, val_targets=["lfw", "cfp_fp", "agedb_30"], ce_loss=True,
+               fc7_lr_mult=1.0, fc7_wd_mult=1.0, fc7_no_bias=False, max_steps=0,
+               data_rand_mirror=True, data_cutoff=False, data_color=0, data_images_filter=0,
+               count_flops=True, memonger=False, is_shuffled_rec=False, fp16=False)
+network = edict(r50=edict(net_name="fresnet", num_layers=50),
+                r100=edict(net_name="fresnet", num_layers=100),
+                r100fc=edict(net_name="fresnet", num_layers=100, net_output="FC"),
+                y1=edict(net_name="fmobilefacenet", emb_size=128, net_output="GDC"))
+dataset = edict(emore=edict(dataset="emore", dataset_path="../datasets/faces_emore",
+                            num_classes=85742, image_shape=(112, 112, 3),
+                            val_targets=["lfw", "cfp_fp", "agedb_30"]))
+loss = edict(arcface=edict(loss_name="margin_softmax", loss_s=64.0, loss_m1=1.0, loss_m2=0.5,
+                           loss_m3=0.0))
+default = edict(network="r100", pretrained="", pretrained_epoch=1, dataset="emore", loss="arcface",
+                frequent=20, verbose=2000, kvstore="device", end_epoch=10000, lr=0.1, wd=0.0005,
+                mom=0.9, per_batch_size=128, ckpt=3, lr_steps="100000,160000,220000",
+                models_root="./models")
+
+
+def generate_config(_network, _dataset, _loss):
+    for part in (loss[_loss], network[_network], dataset[_dataset]):
+        for k, v in part.items():
+            config[k] = v
+            if k in default:
+                default[k] = v
+    config.loss, config.network, config.dataset = _loss, _network, _dataset
+    config.num_workers = 1
+    config.fp16 = False
+"""
 
 
 def test_insightface_s_defaults():
@@ -119,7 +158,8 @@ class TestOwnConfig:
                         pretrained_epoch=1, frequent=5, verbose=100, kvstore="device", lr=0.05,
                         wd=1e-4, mom=0.8, per_batch_size=16, ckpt=2, lr_steps="10,20",
                         models_root="./out")
-        network = edict(big=edict(net_name="fresnet", num_layers=50), r50=edict(net_name="fresnet"))
+        network = edict(big=edict(net_name="fresnet", num_layers=50),
+                        r50=edict(net_name="fresnet", num_layers=50))
         dataset = edict(asia=edict(dataset_path="/asia", num_classes=94, image_shape=(112, 96, 3)))
         loss = edict(angle=edict(loss_name="margin_softmax", loss_s=30.0, loss_m1=1.0, loss_m2=0.3,
                                  loss_m3=0.1, per_batch_size=60))
@@ -235,6 +275,131 @@ class TestOwnConfig:
         (tmp_path / "config.py").write_text("config = {}\n")
         with pytest.raises(ValueError, match="it has no default, network, dataset, loss, generate"):
             parse(["--config", str(tmp_path / "config.py")])
+
+
+class TestInsightfaceConfig:
+    """A configuration as it is copied from insightface, with a user's changes."""
+
+    @pytest.fixture
+    def settle(self, tmp_path):
+        """Return a function that parses flags with a configuration of so many more lines."""
+
+        def settle(lines, *flags):
+            (tmp_path / "config.py").write_text(f"{SAMPLE}\n{lines}\n")
+            return parse(["--config", str(tmp_path / "config.py"), *flags])
+
+        return settle
+
+    def test_as_it_is(self, settle):
+        assert settle("").notes == ()
+        assert settle("").loss_spec().title == "ArcFace"
+
+    @pytest.mark.parametrize(
+        ("line", "note"),
+        [
+            ("config.workspace = 512", "note: config.workspace = 512 does nothing here: Gluon"),
+            ("config.ckpt_embedding = False", "note: config.ckpt_embedding = False does nothing"),
+            ("config.ce_loss = False", "the loss is always logged"),
+            ("config.fc7_no_bias = True", "classes never have a bias"),
+            ("config.count_flops = False", "FLOPs are always printed"),
+            ("config.memonger = True", "--accumulate saves memory"),
+            ("config.is_shuffled_rec = True", "the style of a .rec file is detected"),
+            ("default.end_epoch = 20", "note: default.end_epoch = 20 .*; --end-epoch ends a run"),
+            ("config.emb_sise = 9", "warning: config.emb_sise = 9 .*, did you mean emb_size"),
+            ("default.lr_step = '5'", "warning: default.lr_step = '5' .*, did you mean lr_steps"),
+            ("network.r50.net_autput = 'G'", "config.net_autput = 'G' .*, did you mean net_output"),
+            ("config.loss_K = 3", "warning: config.loss_K = 3 does nothing"),
+            ("config.xyz = 3", "warning: config.xyz = 3 does nothing$"),
+        ],
+    )
+    def test_keys_that_do_nothing(self, settle, line, note):
+        found = settle(line, "--network", "r50")
+        (only,) = found.notes
+        assert re.search(note, only)
+        assert found == settle("", "--network", "r50")
+
+    def test_options_of_another_loss(self, settle):
+        """Those of the whole configuration may be for any loss, those of an entry are for its."""
+        found = settle("config.loss_m = 9\nconfig.loss_d = 0.8", "--loss", "dsoftmax")
+        assert found.loss_options["d"] == 0.8
+        assert [note.split(" = ")[0] for note in found.notes] == ["warning: config.loss_m"]
+        with pytest.raises(ValueError, match="--loss arcface: arcface has no option K"):
+            settle("loss.arcface.loss_K = 3")
+
+    @pytest.mark.parametrize(
+        ("lines", "network", "architecture"),
+        [
+            ("", "r50", "r50"),
+            ("", "r100fc", "r100"),
+            ("network.r50.num_layers = 34", "r50", "r34"),
+            ("network.y1.net_name = 'fresnet'; network.y1.num_layers = 18", "y1", "r18"),
+            ("network.r50 = edict(net_name='fmobilefacenet', net_output='GDC')", "r50", "y1"),
+            (
+                "network.mine = edict(net_name='gluoncv:resnet18_v1b')",
+                "mine",
+                "gluoncv:resnet18_v1b",
+            ),
+            ("", "tiny", "tiny"),
+        ],
+    )
+    def test_an_entry_decides_which_network_it_is(self, settle, lines, network, architecture):
+        assert settle(lines, "--network", network).architecture == architecture
+
+    def test_one_that_changes_ours(self, tmp_path):
+        (tmp_path / "config.py").write_text(
+            "from dsoftmax.recognition.config import *\nnetwork.r50.num_layers = 34\n"
+        )
+        found = parse(["--config", str(tmp_path / "config.py"), "--network", "r50"])
+        assert found.architecture == "r34"
+
+    @pytest.mark.parametrize("name", ["fdensenet", "fresnet"])
+    def test_networks_that_are_not_here(self, settle, name):
+        with pytest.raises(ValueError, match=f"--network d1: .*{name!r} with num_layers 51; legal"):
+            settle(f"network.d1 = edict(net_name='{name}', num_layers=51)", "--network", "d1")
+
+    def test_widths_are_insightface_s(self, settle):
+        """It has the key for networks that are not here, and does not read it for these."""
+        for network in ("r50", "y1"):
+            found = settle("config.net_multiplier = 0.5", "--network", network)
+            assert "multiplier" not in found.network_options
+            assert found.notes == (
+                f"note: config.net_multiplier = 0.5 does nothing to {network}, as in insightface",
+            )
+        found = settle("config.net_multiplier = 0.5", "--network", "tiny")
+        assert (found.network_options["multiplier"], found.notes) == (0.5, ())
+
+    @pytest.mark.parametrize(
+        ("kind", "expected"),
+        [
+            ("nccl", "device"),
+            ("local_allreduce_cpu", "local"),
+            ("dist_device_sync", "dist_sync"),
+            ("dist_sync_device", "dist_sync"),
+        ],
+    )
+    def test_kinds_of_kvstore(self, settle, kind, expected):
+        assert settle(f"default.kvstore = '{kind}'").kvstore == expected
+        assert settle("", "--kvstore", kind).kvstore == expected
+
+    def test_a_kvstore_that_is_not_here(self, settle, capsys):
+        with pytest.raises(SystemExit):
+            settle("default.kvstore = 'dist_async'")
+        err = capsys.readouterr().err
+        assert "argument --kvstore: 'dist_async' (of the flag, or of default.kvstore in" in err
+
+    def test_files_beside_it(self, settle, tmp_path):
+        for size in (64, 96):  # the second time, it is another file
+            (tmp_path / "common_settings.py").write_text(f"WIDTH = {size}\n{' ' * size}")
+            found = settle("from common_settings import WIDTH\nconfig.emb_size = WIDTH")
+            assert found.embedding_size == size
+        assert "common_settings" not in sys.modules
+        assert str(tmp_path) not in sys.path
+        with pytest.raises(ValueError, match=r"--config .*config.py: No module named 'not_here'"):
+            settle("import not_here")
+
+    def test_a_dataset_without_a_path(self, settle):
+        with pytest.raises(ValueError, match=r"--dataset bare: .* has no dataset_path"):
+            settle("dataset.bare = edict(num_classes=3)", "--dataset", "bare")
 
 
 def test_settings_can_not_be_changed_and_survive_json():
