@@ -12,7 +12,7 @@ import mxnet as mx
 import numpy as np
 
 from dsoftmax.recognition import estimate, networks
-from dsoftmax.recognition.common.devices import usable_contexts
+from dsoftmax.recognition.common.devices import idle_gpus, usable_contexts
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.memory import available_bytes
 from dsoftmax.recognition.common.parallel import map_ordered
@@ -108,6 +108,14 @@ class Plan:
     def _check_devices(self) -> None:
         if self.contexts[0].device_type != "cpu":
             return
+        idle = idle_gpus(self.settings.devices)
+        if idle:
+            ids, plural = ",".join(map(str, range(idle))), "s" * (idle > 1)
+            self.notes.append(
+                f"warning: this run uses the CPU, although MXNet sees {idle} GPU{plural}: set "
+                f"CUDA_VISIBLE_DEVICES={ids} or give --devices gpu:{idle} to train on them, or "
+                "--devices cpu if the CPU is what you want"
+            )
         if self.settings.sync_bn:
             raise ValueError("--sync-bn is for GPUs: contexts of a CPU take turns and never meet")
         if self.settings.fp16_scale:

@@ -54,6 +54,17 @@ def usable_contexts(devices: str | None = None) -> list[mx.Context]:
     return chosen
 
 
+def idle_gpus(devices: str | None = None) -> int:
+    """Count the GPUs that a run on the CPU leaves idle although nothing has chosen the CPU."""
+    if devices or "CUDA_VISIBLE_DEVICES" in os.environ:
+        return 0
+    mx = mxnet()
+    try:
+        return mx.context.num_gpus()
+    except mx.MXNetError:  # a CUDA build without a driver
+        return 0
+
+
 def gpu_contexts(ids: str | None) -> list[mx.Context]:
     """Return the contexts of a flag ``--gpu``: ``0``, ``0,1``, or -1 for the CPU.
 

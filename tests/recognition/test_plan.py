@@ -3,6 +3,7 @@
 import os
 import shutil
 
+import mxnet as mx
 import pytest
 
 from dsoftmax.recognition import loop, plan, train
@@ -108,6 +109,18 @@ def test_before_the_first_step(flags, faces, capsys, changes, message):
     err = capsys.readouterr().err
     assert message.format(data=faces) in err
     assert err.count("\n") == 1
+
+
+def test_gpus_that_nobody_chose(flags, monkeypatch, capsys):
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert train.main(flags("a", devices=None, max_steps=1)) == 0
+    out = capsys.readouterr().out
+    assert "\ndevices cpu(0)\n" in out
+    assert "warning: this run uses the CPU, although MXNet sees 2 GPUs: set" in out
+    assert "CUDA_VISIBLE_DEVICES=0,1 or give --devices gpu:2" in out
+    assert train.main(flags("b", devices="cpu", max_steps=1)) == 0
+    assert "GPUs" not in capsys.readouterr().out
 
 
 def test_one_image_is_enough_where_it_is_learnt_from(flags, tmp_path):

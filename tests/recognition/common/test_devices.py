@@ -1,7 +1,12 @@
 import mxnet as mx
 import pytest
 
-from dsoftmax.recognition.common.devices import contexts, gpu_contexts, usable_contexts
+from dsoftmax.recognition.common.devices import (
+    contexts,
+    gpu_contexts,
+    idle_gpus,
+    usable_contexts,
+)
 
 
 @pytest.mark.parametrize(
@@ -67,3 +72,12 @@ def test_gpus_that_are_not_there(monkeypatch):
     monkeypatch.setattr(mx.context, "num_gpus", lambda: 0)
     with pytest.raises(ValueError, match="--devices gpu asks for 1 GPU, MXNet sees none"):
         usable_contexts("gpu")
+
+
+def test_gpus_that_nobody_chose(monkeypatch):
+    monkeypatch.setattr(mx.context, "num_gpus", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert idle_gpus() == 2
+    assert idle_gpus("cpu") == 0
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    assert idle_gpus() == 0
