@@ -1,8 +1,23 @@
-"""Install the four folders of this tree as one namespace: ``dsoftmax.losses`` and so on."""
+"""Install the four folders of this tree as one namespace: ``dsoftmax.losses`` and so on.
+
+This is also the build backend that pyproject.toml names: setuptools' own, after a check of Python
+that must come before setuptools is imported, since old releases of it break on a new Python.
+"""
+
+import platform
+import sys
+
+if not (3, 8) <= sys.version_info[:2] <= (3, 11):
+    sys.exit(
+        "error: dsoftmax runs on Python 3.8 to 3.11, as MXNet 1.9.1 does, and this is Python "
+        f"{platform.python_version()}: make an environment with one of those, for instance by "
+        "`python3.11 -m venv .venv`."
+    )
 
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.build_meta import *  # noqa: F403
 
 FOLDERS = ("losses", "recognition", "eval", "tools")
 
@@ -37,35 +52,39 @@ OPTIONAL = {
     ],
 }
 
-setup(
-    name="dsoftmax",
-    version="0.1.0",
-    description="Train face embeddings with huge numbers of identities: Dissected Softmax on MXNet",
-    long_description=Path("README.md").read_text(encoding="utf-8"),
-    long_description_content_type="text/markdown",
-    license="Apache-2.0",
-    python_requires=">=3.8,<3.12",
-    packages=[
-        f"dsoftmax.{package}"
-        for folder in FOLDERS
-        for package in find_packages(include=[folder, f"{folder}.*"])
-    ],
-    package_dir={f"dsoftmax.{folder}": folder for folder in FOLDERS},
-    package_data={"dsoftmax.losses": ["operators.cc"]},
-    install_requires=[
-        "numpy>=1.19,<1.24",  # MXNet 1.9.1 uses names that numpy 1.24 removed
-        "gluoncv>=0.10.5,<0.11",
-        "opencv-python>=4.5.1,<4.12",
-        "easydict>=1.9,<2",
-        "scikit-learn>=1.0,<1.8",
-        "scipy>=1.4,<1.18",  # comes with scikit-learn
-        "matplotlib>=3.5,<3.11",
-        "tqdm>=4.50,<5",
-    ],
-    extras_require={
-        **MXNET,
-        **HOROVOD,
-        **OPTIONAL,
-        "all": sorted(package for extra in OPTIONAL.values() for package in extra),
-    },
-)
+if __name__ == "__main__":
+    setup(
+        name="dsoftmax",
+        version="0.1.0",
+        description=(
+            "Train face embeddings with huge numbers of identities: Dissected Softmax on MXNet"
+        ),
+        long_description=Path("README.md").read_text(encoding="utf-8"),
+        long_description_content_type="text/markdown",
+        license="Apache-2.0",
+        python_requires=">=3.8,<3.12",
+        packages=[
+            f"dsoftmax.{package}"
+            for folder in FOLDERS
+            for package in find_packages(include=[folder, f"{folder}.*"])
+        ],
+        package_dir={f"dsoftmax.{folder}": folder for folder in FOLDERS},
+        package_data={"dsoftmax.losses": ["operators.cc"]},
+        install_requires=[
+            "numpy>=1.19,<1.24",  # MXNet 1.9.1 uses names that numpy 1.24 removed
+            "gluoncv>=0.10.5,<0.11",
+            "opencv-python>=4.5.1,<4.12",
+            "easydict>=1.9,<2",
+            "scikit-learn>=1.0,<1.8",
+            "scipy>=1.4,<1.18",  # comes with scikit-learn
+            "matplotlib>=3.5,<3.11",
+            "tqdm>=4.50,<5",
+        ],
+        entry_points={"console_scripts": ["dsoftmax = dsoftmax.tools.dispatcher:main"]},
+        extras_require={
+            **MXNET,
+            **HOROVOD,
+            **OPTIONAL,
+            "all": sorted(package for extra in OPTIONAL.values() for package in extra),
+        },
+    )

@@ -18,6 +18,9 @@ threshold. The figures of the galleries are then averaged.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import hashlib
 import os

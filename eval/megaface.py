@@ -19,6 +19,9 @@ The command takes up to three steps, depending on its flags:
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import functools
 import json

@@ -15,6 +15,9 @@ width 3 on their sphere, figure 1, from a file that holds `embeddings` (n, 3) an
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import json
 import math

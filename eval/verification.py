@@ -14,6 +14,9 @@ or a bare `prefix` for all its epochs.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import os
 import re

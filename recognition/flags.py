@@ -18,7 +18,7 @@ from dsoftmax.losses import presets
 from dsoftmax.losses.stores import DTYPES, STORES
 from dsoftmax.recognition import config as shipped
 from dsoftmax.recognition.common.checks import at_least
-from dsoftmax.recognition.common.cli import default_threads, image_size, rate
+from dsoftmax.recognition.common.cli import default_threads, image_size, program_name, rate
 from dsoftmax.recognition.schedule import MODES
 
 # The headings of --help, and what it says about some of them.
@@ -507,7 +507,7 @@ FIRST = ("config", "network", "dataset", "loss", "data-dir")
 def build_parser(module: Any = shipped) -> argparse.ArgumentParser:
     """Return the parser of the command line, with the defaults of a configuration."""
     parser = argparse.ArgumentParser(
-        prog="train",
+        prog=program_name("train"),
         usage="%(prog)s [flags]",
         allow_abbrev=False,  # `--d` is a flag, and would also abbreviate --data-dir
         description="Train a face embedding: insightface's flags, its datasets, our losses.",

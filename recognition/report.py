@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import datetime
 import json
 import math
+import sys
 import time
 from typing import Any, Iterator, NamedTuple
 
@@ -92,6 +94,7 @@ class Report:
     def __init__(self, plan: Plan, head: Head, log: RunLog | NoLog):
         self._plan, self._head, self._log = plan, head, log
         self._since, self._steps = time.perf_counter(), 0
+        self._began, self._steps_of_process = self._since, 0
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -112,6 +115,7 @@ class Report:
         """
         self._log.step()
         self._steps += 1
+        self._steps_of_process += 1
         if not self._plan.group.is_first:
             return
         self._report_rate(at)
@@ -168,5 +172,18 @@ class Report:
         return (
             f"Epoch[{at.epoch}] Batch [{first}-{batch}]\tSpeed: {row['samples_per_second']:.2f} "
             f"samples/sec\tacc={row['accuracy']:f}\tlossvalue={row['loss']:f}\t{parts}"
-            f"cos_y={row['positive_cosine']:.4f}\tmax_cos_n={row['max_negative_cosine']:.4f}{count}"
+            f"cos_y={row['positive_cosine']:.4f}\tmax_cos_n={row['max_negative_cosine']:.4f}{count}\t"
+            f"{self._progress(at.step)}"
         )
+
+    def _progress(self, step: int) -> str:
+        """Return the step, the last one and the time left, or the step alone if there is no end.
+
+        The time is that of an average step since this process began, verifications included.
+        """
+        total = self._plan.total_steps
+        if total == sys.maxsize:
+            return f"Step {step}"
+        average = (time.perf_counter() - self._began) / self._steps_of_process
+        left = datetime.timedelta(seconds=round((total - step) * average))
+        return f"Step {step}/{total}\tETA {left}"

@@ -5,6 +5,9 @@ python -u recognition/train.py --network r50 --loss dsoftmax --dataset emore
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import sys
 
 from dsoftmax.recognition.common.cli import command

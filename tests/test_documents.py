@@ -16,6 +16,7 @@ from dsoftmax import losses
 from dsoftmax.losses import presets
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.data.packs import write_pack
+from dsoftmax.tools.dispatcher import find_commands
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("losses", "recognition", "eval", "tools")
@@ -173,6 +174,17 @@ def shown_commands(document):
         for start, end in zip(starts, ends):
             shown.append((f"{start[1]}/{start[2]}", line[start.end() : end]))
     return shown
+
+
+def typed_names(document):
+    """Return what a document says after the installed command `dsoftmax`."""
+    lines = [*"\n".join(fences(document, "bash")).splitlines(), *code_spans(document)]
+    return [name for line in lines for name in re.findall(r"^dsoftmax (\w+)", line)]
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_names_after_the_installed_command(document):
+    assert set(typed_names(document)) <= set(find_commands())
 
 
 def test_commands_are_seen():

@@ -12,6 +12,9 @@ the pipeline also runs with that number of threads.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 import tempfile

@@ -13,6 +13,9 @@ as saved. All take turns; figures are medians; memory is the peak beyond the fea
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 import tempfile

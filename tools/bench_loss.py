@@ -18,6 +18,9 @@ sends and receives, and the memory of the servers.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import dataclasses
 import os

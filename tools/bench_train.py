@@ -10,6 +10,9 @@ are medians.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 from typing import Any

@@ -8,6 +8,9 @@ folder). DSOFTMAX_OPERATORS=0 in the environment turns the operators off.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 

@@ -18,6 +18,9 @@ to cover the image size and cropped in the middle, or stored byte for byte if it
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 

@@ -44,6 +44,13 @@ mxnet_extra() {
     fi
 }
 
+# Fetches a small package that dsoftmax needs anyway: without an index pip would retry for a minute.
+can_reach_packages() {
+    local fetched=${VENV_PYTHON%/bin/python}/fetched
+    "$VENV_PYTHON" -m pip --retries 0 --timeout 15 download --quiet --no-deps --dest "$fetched" \
+        tqdm >/dev/null 2>&1 && rm -r "$fetched"
+}
+
 make_environment() {
     local venv=${DSOFTMAX_VENV:-$REPOSITORY/.venv}
     local extras stamp
@@ -63,9 +70,11 @@ make_environment() {
     echo "Making an environment with $("$python" --version) in $venv (a few minutes, once) ..."
     "$python" -m venv --clear "$venv" || fail "$python could not make a virtual environment." \
         "On Debian and Ubuntu: apt install python3-venv (or python3.11-venv and so on)."
+    can_reach_packages || fail "pip can't reach a package index, so nothing can be installed: is" \
+        "this machine online? PIP_INDEX_URL=https://... names a mirror."
     "$VENV_PYTHON" -m pip install --quiet --upgrade "pip>=22,<26" ||
-        fail "pip could not reach its package index: is this machine online?"
-    "$VENV_PYTHON" -m pip install --quiet --compile --editable "$REPOSITORY[$extras]" ||
+        fail "pip could not be upgraded; its own lines above say why."
+    "$VENV_PYTHON" -m pip install --compile --editable "$REPOSITORY[$extras]" ||
         fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why."
     # opencv-python links libGL, which a server often lacks; its headless twin does not.
     if ! "$VENV_PYTHON" -c 'import cv2' 2>/dev/null; then

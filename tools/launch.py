@@ -10,6 +10,9 @@ says which one a process is. If one of them dies, all are stopped.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import math
 import shlex
@@ -141,7 +144,7 @@ def pair(text: str) -> tuple[str, str]:
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
-    parser = make_parser("launch", __doc__, usage="launch [flags] -- command")
+    parser = make_parser("launch", __doc__, usage="%(prog)s [flags] -- command")
     job = parser.add_argument_group("job")
     job.add_argument(
         "-n", "--workers", type=whole(1), required=True, help="number of processes that train"

@@ -17,6 +17,9 @@ they fit already. Pairs whose images can't be read are left out and listed.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 

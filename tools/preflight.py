@@ -7,6 +7,9 @@ The exit code is 1 where one of them can't be loaded.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import platform
 import sys

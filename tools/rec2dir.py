@@ -7,6 +7,9 @@
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 

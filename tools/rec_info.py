@@ -7,6 +7,9 @@ python tools/rec_info.py --input faces_emore --rebuild-index
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 from typing import Any

@@ -13,6 +13,9 @@ with their new labels, or why they were left out.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 

@@ -13,6 +13,9 @@ first weights. What d and which margin are compared is chosen on people that no 
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import math
 import os

@@ -9,6 +9,9 @@ sheet.png to look at. Image j of person i depends on the seed alone, not on how 
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import sys
 

@@ -8,6 +8,9 @@ The exit code is 1 if a state is damaged.
 
 from __future__ import annotations
 
+if not __package__:
+    import require_dsoftmax
+
 import argparse
 import os
 import sys

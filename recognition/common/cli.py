@@ -14,6 +14,8 @@ from typing import Any, Callable, Sequence
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.preflight import require
 
+DISPATCHER = "dsoftmax"  # the installed command that starts all others, see tools/dispatcher.py
+
 
 def command(
     main: Callable | None = None,
@@ -75,13 +77,18 @@ def command(
             name = main.__module__.split(".")[-1]
             if name == "__main__":
                 name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
-            print(f"{name}: error: {error}", file=sys.stderr)
+            print(f"{program_name(name)}: error: {error}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("\ninterrupted; nothing half-written was left behind", file=sys.stderr)
             return 130
 
     return run
+
+
+def program_name(name: str) -> str:
+    """Return what a user has typed for a command: ``dsoftmax train``, or ``train`` for a script."""
+    return sys.argv[0] if sys.argv[0] == f"{DISPATCHER} {name}" else name
 
 
 class _Help(argparse.RawDescriptionHelpFormatter):
@@ -110,7 +117,7 @@ def make_parser(name: str, description: str, **options: Any) -> argparse.Argumen
         Other arguments of ``argparse.ArgumentParser``.
     """
     return argparse.ArgumentParser(
-        prog=name, description=description, formatter_class=_Help, **options
+        prog=program_name(name), description=description, formatter_class=_Help, **options
     )
 
 

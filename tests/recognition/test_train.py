@@ -53,6 +53,9 @@ class TestFiles:
         log = (folder / "train.log").read_text()
         assert "[val][4]XNorm: " in log
         assert re.search(r"samples/sec\tacc=[01]\.\d{6}\tlossvalue=\d", log)
+        ends = re.findall(r"Batch .*\tStep (\d+)/12\tETA (\d+:\d\d:\d\d)$", log, re.MULTILINE)
+        assert [int(step) for step, _ in ends] == [2, 4, 6, 8, 10, 12]
+        assert ends[-1][1] == "0:00:00"
         config = json.loads((folder / "config.json").read_text())
         assert (config["lr"], config["resolved_num_classes"]) == (0.1, 5)
         assert ModelName(parse(made).prefix, 0).trained_size() == tuple(

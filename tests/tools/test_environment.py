@@ -1,15 +1,20 @@
-"""The scripts that make their own environment say in a sentence why they can't."""
+"""What a stranger meets first: environments that are missing or can't be made, the quickstart."""
 
 import os
 import shutil
 import stat
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from dsoftmax.tools.benchmarks.quickstart_table import quickstart_table
+from dsoftmax.tools.dispatcher import find_commands
+
 REPOSITORY = Path(__file__).resolve().parents[2]
-NEEDED = ("bash", "cat", "cksum", "dirname", "grep", "ls", "sed")
+NEEDED = ("bash", "cat", "cksum", "dirname", "grep", "ls", "rm", "sed")
+SCRIPTS = sorted(command.module for command in find_commands().values())
 
 
 @pytest.fixture
@@ -71,6 +76,17 @@ def test_python_without_venv(run):
     assert "apt install python3-venv" in result.stderr
 
 
+def test_no_package_index(run):
+    result = run(
+        PYTHON=sys.executable,
+        PIP_CONFIG_FILE=os.devnull,
+        PIP_INDEX_URL="http://127.0.0.1:9/simple",  # nothing listens there
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: pip can't reach a package index")
+    assert result.stderr.count("\n") == 1
+
+
 def test_a_folder_that_is_no_environment_is_left_alone(run):
     run.venv.mkdir()
     (run.venv / "precious").write_text("file")
@@ -93,3 +109,76 @@ def test_the_driver_chooses_the_build_of_mxnet(run):
     assert extra() == "cpu\n"
     run.add("nvidia-smi", 'echo "GPU 0: Tesla V100"')
     assert extra() == "cu112\n"
+
+
+@pytest.mark.parametrize("module", SCRIPTS)
+def test_a_script_without_its_environment(module):
+    script = Path(*module.split(".")[1:]).with_suffix(".py")
+    result = subprocess.run(
+        [sys.executable, "-S", str(script), "--help"],  # without site-packages
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 2
+    assert result.stderr.startswith(f"error: dsoftmax is not installed for {sys.executable}: run ")
+    assert ". .venv/bin/activate" in result.stderr
+    assert result.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("version", [(3, 7, 17), (3, 12, 1)])
+def test_setup_refuses_other_versions_of_python_before_it_imports_setuptools(version):
+    script = (
+        f"import runpy, sys; sys.version_info = {version}; sys.modules['setuptools'] = None; "
+        "runpy.run_path('setup.py')"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", script],
+        cwd=REPOSITORY,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith("error: dsoftmax runs on Python 3.8 to 3.11")
+    assert result.stderr.count("\n") == 1
+
+
+def test_the_table_of_the_quickstart():
+    verified = [
+        {"accuracy_flip": 0.9705, "val": {"far": 1e-3, "tar": 0.793}},
+        {"accuracy_flip": 0.5, "val": {"far": 1e-3, "tar": 0.01}},
+    ]
+    measured = [{"loss": "dsoftmax", "seconds": 0.1279}, {"loss": "dsoftmax_k", "seconds": 0.0435}]
+    header, *lines = quickstart_table(verified, measured).splitlines()
+    assert header.split() == ["accuracy", "TAR", "at", "FAR", "0.001", "loss", "layer"]
+    assert [line.split() for line in lines] == [
+        ["D-Softmax", "97.0", "%", "79.3", "%", "127.9", "ms"],
+        ["dsoftmax_k", "50.0", "%", "1.0", "%", "43.5", "ms"],
+    ]
+    with pytest.raises(ValueError, match="1 losses were verified and 2 were measured"):
+        quickstart_table(verified[:1], measured)
+
+
+@pytest.mark.slow
+def test_the_quickstart(tmp_path):
+    faces = ["--output", str(tmp_path / "faces"), "--identities", "40", "--images", "10"]
+    faces += ["--val-identities", "20", "--pairs", "100"]
+    command = [sys.executable, "-m", "dsoftmax.tools.synthetic_faces", *faces]
+    subprocess.run(command, cwd=REPOSITORY, check=True)
+    result = subprocess.run(
+        ["bash", "recognition/quickstart.sh", str(tmp_path)],
+        cwd=REPOSITORY,
+        env={**os.environ, "QUICKSTART_STEPS": "4"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    header, *lines = (tmp_path / "table.txt").read_text().splitlines()
+    assert header.split()[0] == "accuracy"
+    assert [line.split()[0] for line in lines] == ["D-Softmax", "dsoftmax_k", "NormFace"]
+    assert "\n".join([header, *lines]) in result.stdout
+    assert "\n  . .venv/bin/activate\n  dsoftmax " in result.stdout
+    assert (tmp_path / "figures" / "roc.png").exists()

@@ -1,0 +1,1 @@
+../tools/require_dsoftmax.py
