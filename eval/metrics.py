@@ -18,6 +18,7 @@ import numpy as np
 from dsoftmax.recognition.common.vectors import normalized as normalized
 
 ACCURACY_THRESHOLDS = np.arange(0, 4, 0.01)  # of squared distances
+PEOPLE_DRAWS = 2000
 
 
 def squared_distances(embeddings: np.ndarray) -> np.ndarray:
@@ -156,8 +157,8 @@ def calibrate(
     """Return thresholds for false accept rates with confidence intervals.
 
     The intervals are exact and assume nothing about the scores but that the pairs are independent:
-    order statistics for thresholds, Clopper and Pearson's for rates. Pairs that share images are
-    not quite independent, so that real intervals are wider.
+    order statistics for thresholds, Clopper and Pearson's for rates. Pairs that share people are
+    not independent: where the people are known, `widen_by_people` allows for that.
 
     Parameters
     ----------
@@ -192,6 +193,97 @@ def share_interval(hits: int, trials: int, confidence: float = 0.95) -> Interval
     low = stats.beta.ppf(tail, hits, trials - hits + 1) if hits else 0.0
     high = stats.beta.ppf(1 - tail, hits + 1, trials - hits) if hits < trials else 1.0
     return Interval(float(low), float(high))
+
+
+def redraw_people(people: np.ndarray, draws: int = PEOPLE_DRAWS) -> Iterator[np.ndarray]:
+    """Draw people with replacement, again and again; yield how often each pair is then seen, (P,).
+
+    Pairs that share a person stand or fall together; a pair of two people is seen as often as both
+    were drawn, multiplied.
+
+    Parameters
+    ----------
+    people : (P, 2)
+        Whom the images of the pairs show.
+    draws : int
+    """
+    names, places = np.unique(people, return_inverse=True)
+    one, other = places.reshape(-1, 2).T
+    rng = np.random.default_rng(0)
+    for _ in range(draws):
+        times = np.bincount(rng.integers(len(names), size=len(names)), minlength=len(names))
+        yield np.where(one == other, times[one], times[one] * times[other])
+
+
+def share_interval_by_people(
+    is_hit: np.ndarray, people: np.ndarray, confidence: float = 0.95
+) -> Interval:
+    """Return the interval of the share of pairs that are hits, if other people had been asked.
+
+    It is never narrower than that of independent pairs, `share_interval`: drawing people again
+    can't show what no pair has shown.
+
+    Parameters
+    ----------
+    is_hit : (P,) bool
+    people : (P, 2)
+    confidence : float
+    """
+    independent = share_interval(int(np.count_nonzero(is_hit)), len(is_hit), confidence)
+    if not len(is_hit):
+        return independent
+    shares = [
+        weights @ is_hit / weights.sum() for weights in redraw_people(people) if weights.any()
+    ]
+    return _hull(independent, shares, confidence)
+
+
+def widen_by_people(
+    calibrations: Sequence[Calibration],
+    scores: np.ndarray,
+    is_same: np.ndarray,
+    people: np.ndarray,
+    confidence: float = 0.95,
+) -> list[Calibration]:
+    """Widen the intervals of `calibrate` to what they are if people, not pairs, are independent.
+
+    Parameters
+    ----------
+    calibrations : sequence of Calibration
+        Of these pairs.
+    scores : (P,)
+    is_same : (P,) bool
+    people : (P, 2)
+    confidence : float
+    """
+    scores, is_same = _checked(scores, is_same)
+    order = np.argsort(-scores[~is_same], kind="stable")
+    descending = np.append(scores[~is_same][order], -math.inf)
+    fars = np.array([one.far for one in calibrations])
+    thresholds = []
+    for weights in redraw_people(people[~is_same][order]):
+        seen = np.cumsum(weights)
+        if seen[-1]:  # as `at_far` does: the highest score that is not accepted
+            allowed = np.floor(fars * seen[-1] + 1e-9)
+            thresholds.append(descending[np.searchsorted(seen, allowed, side="right")])
+    return [
+        one._replace(
+            threshold=_hull(one.threshold, drawn, confidence),
+            tar=share_interval_by_people(
+                scores[is_same] > one.point.threshold, people[is_same], confidence
+            ),
+        )
+        for one, drawn in zip(calibrations, np.transpose(thresholds))
+    ]
+
+
+def _hull(interval: Interval, values: Sequence[float], confidence: float) -> Interval:
+    """Widen an interval to hold the middle of some values, too."""
+    values = np.sort(values)
+    outside = int(len(values) * (1 - confidence) / 2)
+    return Interval(
+        min(interval.low, float(values[outside])), max(interval.high, float(values[-1 - outside]))
+    )
 
 
 class FoldRate(NamedTuple):

@@ -109,9 +109,9 @@ def parse_models(text: str) -> list[ModelName]:
         prefix, comma, epoch = part.rpartition(",")
         if part.endswith(".onnx"):
             names.append(ModelName(part))
-        elif comma and prefix and epoch.strip().isdigit():
+        elif comma and prefix and epoch.strip().isdecimal():
             names.append(ModelName(prefix, int(epoch)))
-        elif not comma and part.isdigit() and names and not names[-1].is_onnx:
+        elif not comma and part.isdecimal() and names and not names[-1].is_onnx:
             names.append(names[-1]._replace(epoch=int(part)))
         elif not comma and part and "|" not in text:
             names += [ModelName(part, epoch) for epoch in saved_epochs(part)]

@@ -44,6 +44,8 @@ class Verification:
         The true accept rate at the false accept rate 0.001.
     auc, eer : float
         NaN where all pairs are of one kind.
+    people : (P, 2) str, optional
+        Whom the images show, if the pack says so.
     """
 
     name: str
@@ -56,6 +58,7 @@ class Verification:
     val: metrics.FoldRate
     auc: float
     eer: float
+    people: np.ndarray | None = None
 
     @property
     def genuine(self) -> np.ndarray:
@@ -71,6 +74,24 @@ class Verification:
     def threshold(self) -> float:
         """The cosine above which a pair counts as one person; the mean over the folds."""
         return float(1 - self.accuracy.thresholds.mean() / 2)
+
+    @property
+    def is_right(self) -> np.ndarray:
+        """Whether `threshold` decides a pair rightly, (P,) bool."""
+        return (self.cosines > self.threshold) == self.issame
+
+    def calibrate(self, fars: Sequence[float]) -> list[metrics.Calibration]:
+        """Return thresholds for false accept rates, with intervals by people if they are known."""
+        found = metrics.calibrate(self.genuine, self.impostor, fars)
+        if self.people is None:
+            return found
+        return metrics.widen_by_people(found, self.cosines, self.issame, self.people)
+
+    def accuracy_interval(self) -> metrics.Interval:
+        """Return the 95 % interval of the accuracy at `threshold`, by people if they are known."""
+        if self.people is None:
+            return metrics.share_interval(np.count_nonzero(self.is_right), len(self.issame))
+        return metrics.share_interval_by_people(self.is_right, self.people)
 
     def lines(self, step: int | None = None) -> list[str]:
         """Return insightface's lines and some more; with a step as in its training log."""
@@ -172,6 +193,7 @@ def verify(
         val=metrics.fold_tar(cosines, pack.issame, VAL_FAR, folds),
         auc=curve.auc if curve else math.nan,
         eer=curve.eer if curve else math.nan,
+        people=pack.people,
     )
 
 

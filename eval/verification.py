@@ -47,9 +47,10 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.data.folders import fitted_warning
 from dsoftmax.recognition.data.images import encode
 from dsoftmax.recognition.data.packs import Pack, read_pack
-from dsoftmax.recognition.data.pairs import draw_pairs, make_pack, read_pairs
+from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
 
 __all__ = ["Verification", "evaluate", "main", "verify"]
 
@@ -58,9 +59,12 @@ TARGETS = "lfw,cfp_ff,cfp_fp,agedb_30"
 
 def calibration_table(result: Verification, calibrations: Sequence[metrics.Calibration]) -> str:
     """Lay out thresholds at false accept rates with their 95 % intervals."""
+    low, high = result.accuracy_interval()
     lines = [
         f"[{result.name}] thresholds from {len(result.impostor)} pairs of different people, "
-        f"{len(result.genuine)} of the same; intervals of 95 %",
+        f"{len(result.genuine)} of the same; intervals of 95 %, {_kind_of_intervals(result)}",
+        f"accuracy {result.is_right.mean():.4f} with the cosine above {result.threshold:.4f}, "
+        f"interval {low:.4f}..{high:.4f}",
         f"{'FAR':>8} {'cosine above':>13} {'interval':>18} {'distance below':>15} {'TAR':>8} "
         f"{'interval':>16}",
     ]
@@ -77,6 +81,12 @@ def calibration_table(result: Verification, calibrations: Sequence[metrics.Calib
                 "this threshold accepts none of those there are"
             )
     return "\n".join(lines)
+
+
+def _kind_of_intervals(result: Verification) -> str:
+    if result.people is None:
+        return "as if pairs were independent"
+    return f"by drawing the {len(np.unique(result.people))} people anew"
 
 
 def find_packs(folder: str, targets: str | None) -> list[Pack]:
@@ -106,11 +116,15 @@ def gather_packs(args: argparse.Namespace, models: Sequence[ModelName]) -> list[
     name = os.path.splitext(os.path.basename(os.path.normpath(name)))[0]
     trained = filter(None, (model.trained_size() for model in models))
     size = args.image_size or max(trained, default=(112, 112))
-    pack, left_out = make_pack(name, pairs, size, args.threads)
-    if left_out:
-        print(f"{len(left_out)} pairs were left out, their images can't be read:", file=sys.stderr)
-        print(some_of(left_out), file=sys.stderr)
-    return [pack]
+    made = make_pack(name, pairs, size, args.threads)
+    notes = [describe_people(made.pairs)]
+    if made.left_out:
+        notes.append(f"{len(made.left_out)} pairs were left out, their images can't be read:")
+        notes.append(some_of(made.left_out))
+    if made.fitted:
+        notes.append(fitted_warning(made.fitted, size, "align them first"))
+    print(*filter(None, notes), sep="\n", end="\n" if any(notes) else "", file=sys.stderr)
+    return [made.pack]
 
 
 def false_accept_rates(text: str) -> list[float]:
@@ -195,7 +209,7 @@ def select_models(names: Sequence[str], newest: str) -> list:
         parsed = parse_models(text)
         if newest and len(parsed) > 1 and "|" not in text:
             parts = newest.split(",")
-            if len(parts) != 2 or not all(part.strip().isdigit() for part in parts):
+            if len(parts) != 2 or not all(part.strip().isdecimal() for part in parts):
                 raise ValueError(
                     f"--max is a,b: from which epoch on to before which, not {newest!r}"
                 )
@@ -243,9 +257,10 @@ class _Report:
         title = label if self._is_one_target else f"{label} on {pack.name}"
         entry = {"name": title, "model": str(name), **result.as_json()}
         if self._args.calibrate:
-            thresholds = metrics.calibrate(result.genuine, result.impostor, self._args.calibrate)
+            thresholds = result.calibrate(self._args.calibrate)
             self.say(calibration_table(result, thresholds))
             entry["calibration"] = [_calibration_json(one) for one in thresholds]
+            entry["accuracy_interval"] = list(result.accuracy_interval())
         self._entries.append(entry)
         stem = os.path.join(self._args.output, pack.name)
         if not self._is_one_model:

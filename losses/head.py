@@ -221,6 +221,7 @@ class Head(Block):
     def forward(self, embeddings, labels, sample_weight=None):
         """Compute the loss of each sample."""
         self._check_initialized()
+        _refuse_lists(embeddings, labels)
         labels = self._check_labels(labels)
         self._check_embeddings(embeddings, labels)
         # In the graph, for criteria that depend on it; a row of zeros has no gradient.
@@ -331,6 +332,19 @@ class Head(Block):
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "
             f"{self.sampler!r}{chunk}; on {self.store.describe()})"
         )
+
+
+def _refuse_lists(embeddings, labels) -> None:
+    """Refuse one array per device, as Gluon users have who split batches over devices."""
+    for name, value in (("embeddings", embeddings), ("labels", labels)):
+        # A list of numbers is one array; a scalar of numpy has the shape ().
+        if isinstance(value, (list, tuple)) and any(getattr(part, "shape", ()) for part in value):
+            raise TypeError(
+                f"{name} must be one array for the whole batch, not a {type(value).__name__} of "
+                f"{len(value)}: join those of several devices by "
+                "nd.concat(*(e.as_in_context(embeddings[0].context) for e in embeddings), dim=0), "
+                "and the labels likewise"
+            )
 
 
 def _blocks_of(array: np.ndarray) -> Iterator[np.ndarray]:

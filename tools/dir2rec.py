@@ -1,4 +1,4 @@
-"""Make a dataset (train.rec, train.idx, property) of image files.
+"""Make a dataset (train.rec, train.idx, property, identities.csv) of image files.
 
 The images come as one folder per identity, or as a list:
 
@@ -11,9 +11,12 @@ A list has one image per line, with paths relative to --input, in one of these f
     aligned path label [box (4)] [x1..x5 y1..y5]   insightface's .lst, separated by tabs
     index label path                               MXNet's im2rec .lst, separated by tabs
 
-Labels that are whole numbers are kept; names are numbered in sorted order. An image with five
-landmarks (eyes, nose tip, mouth corners) is aligned to the ArcFace template; any other is resized
-to cover the image size and cropped in the middle, or stored byte for byte if it fits already.
+Labels that are whole numbers are kept; names are numbered in sorted order, and identities.csv says
+whose label is which. If --output has that file already (with --overwrite, or copied there), its
+labels stay and new people get the next ones. An image with five landmarks (eyes, nose tip, mouth
+corners) is aligned to the ArcFace template; any other is resized to cover the image size and
+cropped in the middle, or stored byte for byte if it fits already. Names that begin with a dot are
+skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +34,15 @@ from dsoftmax.recognition.common.cli import (
     make_parser,
     some_of,
 )
-from dsoftmax.recognition.data.folders import build, read_list, scan_folder
+from dsoftmax.recognition.data.folders import (
+    EXTENSIONS,
+    FEW,
+    Scan,
+    build,
+    fitted_warning,
+    read_list,
+    scan_folder,
+)
 from dsoftmax.recognition.data.images import JPEG_QUALITY
 
 
@@ -55,9 +66,9 @@ def build_parser() -> argparse.ArgumentParser:
 @command(parser=build_parser, needs=["opencv"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    sources = read_list(args.list, args.input) if args.list else scan_folder(args.input)
+    scan = Scan(read_list(args.list, args.input), [], []) if args.list else scan_folder(args.input)
     summary = build(
-        sources,
+        scan.sources,
         args.output,
         args.image_size,
         args.quality,
@@ -70,11 +81,25 @@ def main(args: argparse.Namespace) -> None:
         f"{summary.images} images of {summary.identities} identities in {args.output} "
         f"({summary.aligned} aligned by their landmarks)"
     )
+    kept = summary.identities - summary.new_identities
+    if kept:
+        print(f"{kept} identities kept their labels, {summary.new_identities} are new")
+    if scan.hidden:
+        print(f"{len(scan.hidden)} hidden files and folders were skipped:")
+        print(some_of(scan.hidden, FEW))
+    if scan.others:
+        print(
+            f"{len(scan.others)} files were skipped: they are not {', '.join(EXTENSIONS)}, or in "
+            "nobody's folder:"
+        )
+        print(some_of(scan.others, FEW))
     if summary.too_small_identities:
         print(f"{summary.too_small_identities} identities had fewer than {args.min_images} images")
     if summary.unreadable:
         print(f"{len(summary.unreadable)} images could not be read and were left out:")
         print(some_of(summary.unreadable))
+    if summary.fitted:
+        print(fitted_warning(summary.fitted, args.image_size, "give five landmarks each by --list"))
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@
     python tools/pairs2bin.py --data-dir people --output people.bin
 
 Without a list, pairs are drawn from one folder per person: half of them the same, in random order.
+People are drawn first, then their images, so that everyone counts about equally.
 A list has one of these forms, recognized by its content:
 
     Name 1 4            LFW's pairs.txt: images 1 and 4 of one person,
@@ -12,7 +13,9 @@ A list has one of these forms, recognized by its content:
     path,path,1         the same as csv, with or without a heading
 
 Images are resized to cover the image size and cropped in the middle, or stored byte for byte if
-they fit already. Pairs whose images can't be read are left out and listed.
+they fit already. Pairs whose images can't be read are left out and listed. Where the people are
+known (pairs that were drawn, LFW's list), a .people.csv beside the .bin names them: the intervals
+of eval/verification.py --calibrate then allow for pairs that share people.
 """
 
 from __future__ import annotations
@@ -30,8 +33,9 @@ from dsoftmax.recognition.common.cli import (
     make_parser,
     some_of,
 )
+from dsoftmax.recognition.data.folders import fitted_warning
 from dsoftmax.recognition.data.packs import write_pack
-from dsoftmax.recognition.data.pairs import draw_pairs, make_pack, read_pairs
+from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -57,12 +61,18 @@ def main(args: argparse.Namespace) -> None:
         pairs = read_pairs(args.pairs, args.data_dir)
     else:
         pairs = draw_pairs(args.data_dir, args.most, args.seed)
-    pack, left_out = make_pack(args.output, pairs, args.image_size, args.threads)
-    write_pack(args.output, pack.images, pack.issame)
-    print(f"{len(pack)} of {len(pairs)} pairs in {args.output}")
-    if left_out:
-        print(f"{len(left_out)} pairs were left out, their images can't be read:")
-        print(some_of(left_out))
+    made = make_pack(args.output, pairs, args.image_size, args.threads)
+    write_pack(args.output, made.pack.images, made.pack.issame, made.pack.people)
+    print(f"{len(made.pairs)} of {len(pairs)} pairs in {args.output}")
+    people = describe_people(made.pairs)
+    if people:
+        print(people)
+    if made.left_out:
+        print(f"{len(made.left_out)} pairs were left out, their images can't be read:")
+        print(some_of(made.left_out))
+    if made.fitted:
+        advice = "align them first, as dir2rec --list does; rec2dir unpacks what it packed"
+        print(fitted_warning(made.fitted, args.image_size, advice))
 
 
 if __name__ == "__main__":

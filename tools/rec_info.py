@@ -1,4 +1,4 @@
-"""Describe a dataset: identities, images, bad records, gaps in the labels.
+"""Describe a dataset: identities and their names, images, bad records, gaps in the labels.
 
 python tools/rec_info.py --input faces_emore
 python tools/rec_info.py --input faces_emore --plot histogram.png --json
@@ -40,6 +40,14 @@ def one_line(info: dict[str, Any]) -> str:
         f"{len(info['label_gaps'])} label gaps, {info['image_size'][0]}x{info['image_size'][1]}, "
         f"{info['style']}"
     )
+
+
+def name_lines(records: Records) -> list[str]:
+    """Say whom the labels stand for, and how many images each has."""
+    per_label = np.bincount(records.labels, minlength=max(records.names) + 1)
+    return [
+        f"{label}: {name} ({per_label[label]})" for label, name in sorted(records.names.items())
+    ]
 
 
 def plot_histogram(info: dict[str, Any], path: str) -> None:
@@ -103,6 +111,9 @@ def main(args: argparse.Namespace) -> None:
         print_json(info, args.json)
         return
     print(one_line(info))
+    if info["names"]:
+        print("Names:")
+        print(some_of(name_lines(records)))
     if bad:
         print("Bad images:")
         print(

@@ -8,7 +8,7 @@ Identities are numbered anew, 0, 1, ..., one dataset after the other. If embeddi
 row per image, in the order of the dataset), an identity whose centre is near one of an *earlier*
 dataset is considered the same person and left out, and so is one near a row of --exclude
 (embeddings of test images, or centres). identities.csv, beside the result, lists all identities
-with their new labels, or why they were left out.
+with their new labels and their names if these are known, or why they were left out.
 """
 
 from __future__ import annotations

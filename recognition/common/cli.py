@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import io
 import json
 import math
 import os
@@ -66,6 +67,8 @@ def command(
 
     @functools.wraps(main)
     def run(argv: list[str] | None = None) -> int:
+        if isinstance(sys.stdout, io.TextIOWrapper):  # names of files may be no text
+            sys.stdout.reconfigure(errors="backslashreplace")
         try:
             args = parse(argv) if parse else argv
             require(needs)

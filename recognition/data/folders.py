@@ -20,10 +20,12 @@ from dsoftmax.recognition.common.cli import some_of
 from dsoftmax.recognition.common.files import atomic_folder
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
+from dsoftmax.recognition.data.identities import FILE_NAME, read_names
 from dsoftmax.recognition.data.images import JPEG_QUALITY, ImageError, align, decode, encode, fit
 from dsoftmax.recognition.data.records import Records, RecordWriter
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
+FEW = 3  # files that a summary names
 
 
 class Source(NamedTuple):
@@ -34,6 +36,14 @@ class Source(NamedTuple):
     landmarks: np.ndarray | None = None  # (5, 2) as (x, y)
 
 
+class Scan(NamedTuple):
+    """What lies in a folder that has one folder per identity, by path."""
+
+    sources: list[Source]
+    hidden: list[str]  # files and folders whose names begin with a dot
+    others: list[str]  # files that are no images, or in nobody's folder
+
+
 @dataclass
 class Summary:
     """Counts what `build` wrote and lists what it left out."""
@@ -41,36 +51,49 @@ class Summary:
     images: int = 0
     identities: int = 0
     aligned: int = 0  # by their landmarks
+    fitted: list[str] = field(default_factory=list)  # "path (rows x columns)" of another size
     unreadable: list[str] = field(default_factory=list)  # "path: why"
     too_small_identities: int = 0
+    new_identities: int = 0  # the others have the labels of an earlier dataset
 
 
-def natural_key(text: str) -> list:
+def natural_key(text: str) -> tuple:
     """Return a sort key that puts ``image2`` before ``image10``."""
-    return [(0, int(part)) if part.isdigit() else (1, part) for part in re.split(r"(\d+)", text)]
+    parts = re.split(r"(\d+)", text)
+    return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts], text
 
 
-def scan_folder(folder: str) -> list[Source]:
+def scan_folder(folder: str) -> Scan:
     """Find ``<folder>/<identity>/<image>``, including images in folders below the identity's."""
-    sources = []
-    for entry in sorted((e for e in os.scandir(folder) if e.is_dir()), key=_entry_key):
-        paths = [
-            os.path.join(where, name)
-            for where, _, names in os.walk(entry.path)
-            for name in names
-            if name.lower().endswith(EXTENSIONS)
-        ]
-        sources += [Source(path, entry.name) for path in sorted(paths, key=natural_key)]
-    if not sources:
+    scan = Scan([], [], [])
+    for name, path in sorted((entry.name, entry.path) for entry in os.scandir(folder)):
+        if name.startswith("."):
+            scan.hidden.append(path)
+        elif os.path.isdir(path):
+            _scan_identity(name, path, scan)
+        else:
+            scan.others.append(path)
+    if not scan.sources:
+        others = f"\n{some_of(scan.others, FEW)}" if scan.others else ""
         raise ValueError(
             f"{folder}: no images in it; it must hold one folder per identity with "
-            f"{', '.join(EXTENSIONS)} files, or give a --list"
+            f"{', '.join(EXTENSIONS)} files, or give a --list{others}"
         )
-    return sources
+    return scan
 
 
-def _entry_key(entry: os.DirEntry) -> list:
-    return natural_key(entry.name)
+def _scan_identity(identity: str, folder: str, scan: Scan) -> None:
+    paths = []
+    for where, folders, names in os.walk(folder):
+        is_hidden = [name for name in folders + names if name.startswith(".")]
+        scan.hidden.extend(os.path.join(where, name) for name in is_hidden)
+        folders[:] = [name for name in folders if name not in is_hidden]
+        paths += [os.path.join(where, name) for name in names if name not in is_hidden]
+    for path in sorted(paths, key=natural_key):
+        if path.lower().endswith(EXTENSIONS):
+            scan.sources.append(Source(path, identity))
+        else:
+            scan.others.append(path)
 
 
 def read_list(path: str, folder: str) -> list[Source]:
@@ -126,9 +149,16 @@ def _numbers(fields: list[str]) -> np.ndarray:
     return np.array([float(text) for text in fields])
 
 
+class Loaded(NamedTuple):
+    """An encoded image of the wanted size."""
+
+    encoded: bytes
+    fitted_from: tuple[int, int] | None = None  # its size, if it had another and no landmarks
+
+
 def load_image(
     source: Source, size: tuple[int, int], quality: int = JPEG_QUALITY, extension: str = ".jpg"
-) -> bytes:
+) -> Loaded:
     """Read an image file, bring it to `size` (height, width) and encode it.
 
     A file that has the size and the format already is returned byte for byte.
@@ -145,11 +175,26 @@ def load_image(
         raise ImageError(error.strerror) from None
     image = decode(np.frombuffer(content, np.uint8))
     if source.landmarks is not None:
-        return encode(align(image, source.landmarks, size), extension, quality)
+        return Loaded(encode(align(image, source.landmarks, size), extension, quality))
+    given = image.shape[:2]
+    if given != tuple(size):
+        return Loaded(encode(fit(image, *size), extension, quality), given)
     same_format = content[:4] == b"\x89PNG" if extension == ".png" else content[:2] == b"\xff\xd8"
-    if image.shape[:2] == tuple(size) and same_format:
-        return content
-    return encode(fit(image, *size), extension, quality)
+    return Loaded(content if same_format else encode(image, extension, quality))
+
+
+def fitted_note(path: str, loaded: Loaded) -> str:
+    """Name an image that had another size, for `fitted_warning`."""
+    return "{} ({}x{})".format(path, *loaded.fitted_from)
+
+
+def fitted_warning(fitted: list[str], size: tuple[int, int], advice: str) -> str:
+    """Say how many images were cropped in the middle, the first of them, and what to do."""
+    return (
+        f"Warning: {len(fitted)} images were not {size[0]}x{size[1]} and came without landmarks: "
+        f"they were resized and cropped in the middle, the first is {fitted[0]}. A face recogniser "
+        f"wants aligned faces, not whole photographs: {advice}."
+    )
 
 
 def build(
@@ -164,12 +209,15 @@ def build(
 ) -> Summary:
     """Write a dataset, grouped by identity; leave out unreadable images and report them.
 
+    Identities that have names are numbered in sorted order, and ``identities.csv`` says whose label
+    is which. If `output` has that file already, its labels stay and new people get the next ones.
+
     Parameters
     ----------
     sources : list of Source
         In any order. Identities are sorted; the images of each keep their order.
     output : str
-        Folder for ``train.rec``, ``train.idx`` and ``property``.
+        Folder for ``train.rec``, ``train.idx``, ``property`` and ``identities.csv``.
     size : (int, int)
         Height and width of the images.
     quality : int
@@ -194,17 +242,24 @@ def build(
     summary = Summary(too_small_identities=len(groups) - len(enough))
     if not enough:
         raise ValueError(f"no identity has {min_images} images or more")
+    labels: dict[str | int, int] = _labels_by_name(output)
     numbered = isinstance(next(iter(groups)), int)
-    order = sorted(enough, key=None if numbered else natural_key)
-    queue = [source for identity in order for source in enough[identity]]
+    if numbered and labels:
+        raise ValueError(
+            f"{os.path.join(output, FILE_NAME)} names the labels of an earlier dataset, but this "
+            "list has labels of its own: remove that file, or choose another --output"
+        )
+    new = sorted(enough.keys() - labels.keys(), key=None if numbered else natural_key)
+    old = sorted(enough.keys() & labels.keys(), key=labels.__getitem__)
+    queue = [source for identity in old + new for source in enough[identity]]
+    next_label = max(labels.values(), default=-1) + 1
 
-    def load(source: Source) -> bytes | ImageError:
+    def load(source: Source) -> Loaded | ImageError:
         try:
             return load_image(source, size, quality, extension)
         except ImageError as error:
             return error
 
-    label, current = -1, None
     with RecordWriter(output, size, overwrite) as writer:
         loaded = progress(
             map_ordered(load, queue, threads), total=len(queue), desc="packing", unit="images"
@@ -213,15 +268,32 @@ def build(
             if isinstance(image, ImageError):
                 summary.unreadable.append(f"{source.path}: {image}")
                 continue
-            if source.identity != current:  # numbered here, so that no label stays without image
-                current = source.identity
-                label = current if numbered else label + 1
-            writer.add(label, image)
+            if source.identity not in labels:  # only now, so that no label stays without image
+                labels[source.identity] = source.identity if numbered else next_label
+                next_label += 1
+                summary.new_identities += 1
+            writer.add(labels[source.identity], image.encoded)
             summary.aligned += source.landmarks is not None
+            if image.fitted_from:
+                summary.fitted.append(fitted_note(source.path, image))
         if not writer.num_images:
             raise ValueError(f"no image could be read:\n{some_of(summary.unreadable)}")
+        if not numbered:
+            writer.names = {label: name for name, label in labels.items()}
         summary.images, summary.identities = writer.num_images, writer.num_identities
     return summary
+
+
+def _labels_by_name(folder: str) -> dict[str, int]:
+    names = read_names(folder)
+    labels = {name: label for label, name in names.items()}
+    for label, name in names.items():
+        if labels[name] != label:
+            raise ValueError(
+                f"{os.path.join(folder, FILE_NAME)}: {name!r} has the labels {label} and "
+                f"{labels[name]}: mend the file, or remove it to number people anew"
+            )
+    return labels
 
 
 def unpack(records: Records, output: str, min_images: int = 1) -> dict[str, int]:

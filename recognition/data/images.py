@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import os
+import re
 import struct
 
 import numpy as np
@@ -17,6 +18,8 @@ _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
 _JPEG_FRAMES = {*range(0xC0, 0xD0)} - {0xC4, 0xC8, 0xCC}  # markers followed by a size
 _JPEG_BARE = {0x00, 0x01, *range(0xD0, 0xD9)}  # markers without a segment
 _JPEG_SCAN = {0xD9, 0xDA}  # end, or beginning of the pixels: no size follows
+_JPEG_BETWEEN_SCANS = {0xC4, 0xDA, 0xDB, 0xDC, 0xDD, 0xFE, *range(0xE0, 0xF0)}
+_JPEG_NEXT_MARKER = re.compile(rb"\xff[^\x00\xff\xd0-\xd7]", re.DOTALL)  # pixels have the others
 _PNG_START = b"\x89PNG\r\n\x1a\n"
 
 # Left eye, right eye, nose tip, left and right mouth corner, (x, y) on 112×112.
@@ -91,9 +94,10 @@ def decode(encoded: np.ndarray) -> np.ndarray:
     """
     cv2 = opencv()
     # OpenCV fills the missing rows of a truncated JPEG with grey and calls it a success.
-    if encoded[:2].tobytes() == _JPEG_START and _JPEG_END not in encoded[-64:].tobytes():
+    content = encoded.tobytes()
+    if content.startswith(_JPEG_START) and not _jpeg_is_whole(content):
         raise ImageError("the JPEG has no end marker: it is cut off")
-    size = announced_size(encoded.tobytes())
+    size = announced_size(content)
     if size is None:
         formats = ", ".join(("JPEG", "PNG", *OTHER_FORMATS))
         raise ImageError(f"{len(encoded)} bytes are no image in a known format: {formats}")
@@ -146,6 +150,26 @@ def _jpeg_size(content: bytes) -> tuple[int, int] | None:
             place += 2 + (content[place + 2] << 8 | content[place + 3])
         place = content.find(b"\xff", place)
     return None
+
+
+def _jpeg_is_whole(content: bytes) -> bool:
+    """Look for the end marker behind the pixels; phones append films, depth maps and the like."""
+    if content.endswith(_JPEG_END):  # nearly always
+        return True
+    place, has_pixels = len(_JPEG_START), False
+    while True:
+        found = _JPEG_NEXT_MARKER.search(content, place)
+        if found is None:
+            return False
+        marker = content[found.end() - 1]
+        if marker == 0xD9:
+            return has_pixels
+        if has_pixels and marker not in _JPEG_BETWEEN_SCANS:
+            return False
+        has_pixels |= marker == 0xDA
+        place = found.end()
+        if marker not in _JPEG_BARE:
+            place += int.from_bytes(content[place : place + 2], "big")
 
 
 def encode(image: np.ndarray, extension: str = ".jpg", quality: int = JPEG_QUALITY) -> bytes:

@@ -69,6 +69,7 @@ def describe(records: Records, bad_images: dict[int, str] | None) -> dict[str, A
             "max": int(per_identity.max()),
             "histogram": {int(n): int(many) for n, many in zip(counts, identities)},
         },
+        "names": {int(label): name for label, name in sorted(records.names.items())},
         "label_gaps": [int(label) for label in np.flatnonzero(per_label == 0)],
         "bad_images": None
         if bad_images is None

@@ -5,17 +5,16 @@ An identity whose centre is near one of an *earlier* dataset is considered the s
 
 from __future__ import annotations
 
-import csv
 import itertools
 import os
 from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.inner_products import inner_products
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.common.vectors import normalized
+from dsoftmax.recognition.data.identities import FILE_NAME, write_table
 from dsoftmax.recognition.data.records import Records, RecordWriter
 
 ROWS_PER_BLOCK = 4096
@@ -193,7 +192,7 @@ def merge(
     with RecordWriter(output, sizes.pop(), overwrite, identity_header=grouped) as writer:
         for place in progress(order, desc="merging", unit="images"):
             writer.add(int(labels[place]), datasets[sets[place]].read(images[place])[1].tobytes())
-    _write_report(names, identities, os.path.join(output, "identities.csv"))
+    _write_report(datasets, names, identities, os.path.join(output, FILE_NAME))
     return {
         "identities": len(kept),
         "images": len(images),
@@ -201,23 +200,22 @@ def merge(
     }
 
 
-def _write_report(names: Sequence[str], identities: Sequence[Identity], path: str) -> None:
-    label = 0
-    with AtomicFile(path, "w") as file:
-        table = csv.writer(file, lineterminator="\n")
-        table.writerow(["label", "dataset", "old_label", "images", "left_out_for"])
-        for identity in identities:
-            kept = not identity.left_out_for
-            table.writerow(
-                [
-                    label if kept else "",
-                    names[identity.dataset],
-                    identity.old_label,
-                    len(identity.images),
-                    identity.left_out_for,
-                ]
-            )
-            label += kept
+def _write_report(
+    datasets: Sequence[Records], names: Sequence[str], identities: Sequence[Identity], path: str
+) -> None:
+    labels = itertools.count()
+    rows = [
+        (
+            "" if identity.left_out_for else next(labels),
+            datasets[identity.dataset].names.get(identity.old_label, ""),
+            names[identity.dataset],
+            identity.old_label,
+            len(identity.images),
+            identity.left_out_for,
+        )
+        for identity in identities
+    ]
+    write_table(path, ("label", "name", "dataset", "old_label", "images", "left_out_for"), rows)
 
 
 def load_embeddings(path: str, rows: int | None = None) -> np.ndarray:

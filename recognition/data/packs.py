@@ -6,6 +6,7 @@ images need, replaces them by stand-ins, and refuses all others before anything 
 
 from __future__ import annotations
 
+import logging
 import os
 import pickle
 from dataclasses import dataclass
@@ -14,7 +15,10 @@ from typing import Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.data.identities import read_table, write_table
 from dsoftmax.recognition.data.images import ImageError, load_rgb
+
+logger = logging.getLogger(__name__)
 
 
 class PackError(ValueError):
@@ -34,12 +38,15 @@ class Pack:
     issame : (pairs,) bool
     paths : sequence of str
         The files the images were read from, one per image; empty for a ``.bin``, which names none.
+    people : (pairs, 2) str, optional
+        Whom the images show, if that is known.
     """
 
     name: str
     images: list[np.ndarray]
     issame: np.ndarray
     paths: Sequence[str] = ()
+    people: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.issame)
@@ -53,7 +60,10 @@ class Pack:
 
 
 def read_pack(path: str) -> Pack:
-    """Read a ``.bin`` of any age: Python 2 or 3, any protocol, bytes, str or uint8 arrays."""
+    """Read a ``.bin`` of any age: Python 2 or 3, any protocol, bytes, str or uint8 arrays.
+
+    If ``<name>.people.csv`` lies beside it, the people in the pairs are known.
+    """
     try:
         with open(path, "rb") as file:
             content = _PackUnpickler(file, encoding="bytes").load()
@@ -67,10 +77,16 @@ def read_pack(path: str) -> Pack:
         images, issame = _check_content(content)
     except PackError as error:
         raise PackError(f"{path}: {error}") from None
-    return Pack(os.path.splitext(os.path.basename(path))[0], images, issame)
+    name = os.path.splitext(os.path.basename(path))[0]
+    return Pack(name, images, issame, _read_people(path, issame))
 
 
-def write_pack(path: str, images: Sequence[bytes], issame: Sequence[bool]) -> None:
+def write_pack(
+    path: str,
+    images: Sequence[bytes],
+    issame: Sequence[bool],
+    people: Sequence[tuple[str, str]] | None = None,
+) -> None:
     """Write a ``.bin`` of plain bytes and bools, which insightface's tools can read.
 
     Parameters
@@ -80,11 +96,35 @@ def write_pack(path: str, images: Sequence[bytes], issame: Sequence[bool]) -> No
         Encoded images, two per pair.
     issame : sequence of bool
         One entry per pair.
+    people : sequence of (str, str), optional
+        Whom the images show, for ``<name>.people.csv`` beside the ``.bin``, which has no place for
+        it.
     """
     content = [bytes(image) for image in images], [bool(same) for same in issame]
     _check_content(content)
+    beside = people_path(path)
+    if os.path.exists(beside):  # of the pack that this one replaces
+        os.unlink(beside)
     with AtomicFile(path) as file:
         pickle.dump(content, file, protocol=4)
+    if people is not None:
+        write_table(beside, ("first", "second"), people)
+
+
+def people_path(path: str) -> str:
+    """Return where the people of a ``.bin`` are listed."""
+    return f"{os.path.splitext(path)[0]}.people.csv"
+
+
+def _read_people(path: str, issame: np.ndarray) -> np.ndarray | None:
+    beside = people_path(path)
+    if not os.path.exists(beside):
+        return None
+    rows = [(row.get("first", ""), row.get("second", "")) for row in read_table(beside)]
+    if [first == second for first, second in rows] != issame.tolist():
+        logger.warning("%s is ignored: it does not belong to %s", beside, path)
+        return None
+    return np.array(rows)
 
 
 def _check_content(content) -> tuple[list[np.ndarray], np.ndarray]:

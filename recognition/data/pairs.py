@@ -10,22 +10,34 @@ A list has one of these forms, recognized by its content:
 
 from __future__ import annotations
 
+import collections
 import csv
+import logging
+import math
 import os
 import random
-from itertools import combinations
-from typing import NamedTuple
+from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
 from dsoftmax.recognition.common.cli import some_of
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
-from dsoftmax.recognition.data.folders import EXTENSIONS, Source, load_image, scan_folder
+from dsoftmax.recognition.data.folders import (
+    EXTENSIONS,
+    Loaded,
+    Source,
+    fitted_note,
+    load_image,
+    scan_folder,
+)
 from dsoftmax.recognition.data.images import ImageError
 from dsoftmax.recognition.data.packs import Pack
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "same": True, "different": False}
+
+
+logger = logging.getLogger(__name__)
 
 
 class Pair(NamedTuple):
@@ -34,6 +46,16 @@ class Pair(NamedTuple):
     first: str
     second: str
     issame: bool
+    people: tuple[str, str] | None = None  # whom they show, if that is known
+
+
+class MadePack(NamedTuple):
+    """A pack made of image files, and how that went."""
+
+    pack: Pack
+    pairs: list[Pair]  # of the pack
+    left_out: list[str]  # "path: why", one per pair that could not be read
+    fitted: list[str]  # images of another size, as "path (rows x columns)"
 
 
 def read_pairs(path: str, folder: str) -> list[Pair]:
@@ -64,16 +86,18 @@ def read_pairs(path: str, folder: str) -> list[Pair]:
 def _is_heading(fields: list[str], folder: str) -> bool:
     """Distinguish a csv's heading, or LFW's numbers of folds and pairs, from a malformed pair."""
     is_file = (os.path.exists(os.path.join(folder, text)) for text in fields)
-    return all(text.isdigit() for text in fields) or (len(fields) == 3 and not any(is_file))
+    return all(text.isdecimal() for text in fields) or (len(fields) == 3 and not any(is_file))
 
 
 def _parse_pair(fields: list[str], folder: str) -> Pair:
-    if len(fields) == 3 and fields[1].isdigit() and fields[2].isdigit():
+    if len(fields) == 3 and fields[1].isdecimal() and fields[2].isdecimal():
         name, first, second = fields
-        return Pair(_lfw_image(folder, name, first), _lfw_image(folder, name, second), True)
-    if len(fields) == 4 and fields[1].isdigit() and fields[3].isdigit():
+        images = _lfw_image(folder, name, first), _lfw_image(folder, name, second)
+        return Pair(*images, True, (name, name))
+    if len(fields) == 4 and fields[1].isdecimal() and fields[3].isdecimal():
         one, first, other, second = fields
-        return Pair(_lfw_image(folder, one, first), _lfw_image(folder, other, second), False)
+        images = _lfw_image(folder, one, first), _lfw_image(folder, other, second)
+        return Pair(*images, False, (one, other))
     if len(fields) == 3 and fields[2].lower() in TRUTH:
         first, second = (os.path.join(folder, path) for path in fields[:2])
         return Pair(first, second, TRUTH[fields[2].lower()])
@@ -89,45 +113,108 @@ def _lfw_image(folder: str, name: str, number: str) -> str:
 
 
 def draw_pairs(folder: str, most: int = 6000, seed: int = 0) -> list[Pair]:
-    """Draw pairs from one folder per person, half of them of the same person, in random order.
+    """Draw different pairs from one folder per person, half of them of the same person.
+
+    First people are drawn, then their images, so that a person with many images counts hardly more
+    than one with few.
 
     Parameters
     ----------
     folder : str
         Holds one folder of images per person.
     most : int
-        The number of pairs; fewer where there are not as many different ones.
+        The number of pairs; a warning says so where there are fewer.
     seed : int
+
+    Returns
+    -------
+    list of Pair
+        In random order.
     """
-    people: dict[str, list[str]] = {}
-    for source in scan_folder(folder):
-        people.setdefault(str(source.identity), []).append(source.path)
-    draw = random.Random(seed)
-    same = [pair for images in people.values() for pair in combinations(images, 2)]
-    if not same or len(people) < 2:
+    if most < 2:
+        raise ValueError(f"--most must be 2 or more, not {most}")
+    images: dict[str, list[str]] = collections.defaultdict(list)
+    for source in scan_folder(folder).sources:
+        images[str(source.identity)].append(source.path)
+    people = list(images)
+    counts = [len(images[person]) for person in people]
+    num_same = sum(math.comb(count, 2) for count in counts)
+    num_different = math.comb(sum(counts), 2) - num_same
+    if not (num_same and num_different):
         raise ValueError(
-            f"{folder}: {len(people)} people, {len(same)} pairs of one person: drawing pairs "
+            f"{folder}: {len(people)} people, {num_same} pairs of one person: drawing pairs "
             "takes at least two people, one of them with two images"
         )
-    images = [(person, path) for person, paths in people.items() for path in paths]
-    different: set[tuple[str, str]] = set()
-    half = min(most // 2, len(same))
-    for _ in range(100 * half):  # enough even if nearly all images are of one person
-        if len(different) == half:
-            break
-        (one, first), (other, second) = sorted(draw.sample(images, 2))
-        if one != other:
-            different.add((first, second))
-    same = draw.sample(same, len(different))
-    pairs = [Pair(*paths, True) for paths in same]
-    pairs += [Pair(*paths, False) for paths in sorted(different)]
+    half = min(most // 2, num_same, num_different)
+    if half < most // 2:
+        logger.warning(
+            "%s: %d pairs were asked for, but there are only %d of one person and %d of two: %d "
+            "were drawn, as many of each kind",
+            *(folder, most, num_same, num_different, 2 * half),
+        )
+    draw = random.Random(seed)
+    pairs = []
+    for person, number in _draw_evenly([math.comb(n, 2) for n in counts], half, draw):
+        first, second = _unordered(number)
+        own = images[people[person]]
+        pairs.append(Pair(own[first], own[second], True, (people[person],) * 2))
+    # With more pairs of people than are wanted, no two people meet twice.
+    numbers = range(math.comb(len(people), 2))
+    meetings = [_unordered(n) for n in draw.sample(numbers, min(half, len(numbers)))]
+    choices = [counts[one] * counts[other] for one, other in meetings]
+    for meeting, number in _draw_evenly(choices, half, draw):
+        two = tuple(people[person] for person in meetings[meeting])
+        first, second = divmod(number, len(images[two[1]]))
+        pairs.append(Pair(images[two[0]][first], images[two[1]][second], False, two))
     draw.shuffle(pairs)
     return pairs
 
 
+def _draw_evenly(
+    sizes: Sequence[int], count: int, draw: random.Random
+) -> Iterator[tuple[int, int]]:
+    """Draw different members of groups, each group as often as any other while it has members.
+
+    Yields
+    ------
+    group, member : int
+        A member is a number below the group's size.
+    """
+    shares = [0] * len(sizes)
+    groups = [group for group, size in enumerate(sizes) if size]
+    while count and groups:
+        draw.shuffle(groups)
+        for group in groups[:count]:
+            shares[group] += 1
+        count -= len(groups[:count])
+        groups = [group for group in groups if shares[group] < sizes[group]]
+    for group, share in enumerate(shares):
+        for member in draw.sample(range(sizes[group]), share):
+            yield group, member
+
+
+def _unordered(number: int) -> tuple[int, int]:
+    """Count through the pairs a < b: (0, 1), (0, 2), (1, 2), (0, 3) and so on."""
+    b = (1 + math.isqrt(1 + 8 * number)) // 2
+    return number - b * (b - 1) // 2, b
+
+
+def describe_people(pairs: Sequence[Pair]) -> str | None:
+    """Say who has the largest share of the pairs of one person; None if people are unknown."""
+    same = [pair for pair in pairs if pair.issame]
+    if not same or any(pair.people is None for pair in pairs):
+        return None
+    counts = collections.Counter(pair.people[0] for pair in same)
+    person, most = counts.most_common(1)[0]
+    return (
+        f"{len(same)} pairs of one person, of {len(counts)} people; the largest share is "
+        f"{person}'s, {most} ({100 * most / len(same):.1f} %)"
+    )
+
+
 def make_pack(
     name: str, pairs: list[Pair], size: tuple[int, int] = (112, 112), threads: int = 2
-) -> tuple[Pack, list[str]]:
+) -> MadePack:
     """Load all pairs that can be read into a pack.
 
     Parameters
@@ -142,31 +229,41 @@ def make_pack(
 
     Returns
     -------
-    pack : Pack
-    left_out : list of str
-        The files that could not be read, and why.
+    MadePack
     """
 
-    def load(pair: Pair) -> tuple[bytes, bytes] | str:
+    def load(pair: Pair) -> list[Loaded] | str:
         images = []
         for path in (pair.first, pair.second):
             try:
                 images.append(load_image(Source(path, ""), size))
             except ImageError as error:
                 return f"{path}: {error}"
-        return images[0], images[1]
+        return images
 
-    images, issame, paths, left_out = [], [], [], []
+    images, kept, paths, left_out = [], [], [], []
+    fitted: dict[str, None] = {}  # an image may be in several pairs
     loaded = progress(
         map_ordered(load, pairs, threads), total=len(pairs), desc="loading", unit="pairs"
     )
     for pair, result in zip(pairs, loaded):
         if isinstance(result, str):
             left_out.append(result)
-        else:
-            images += [np.frombuffer(image, np.uint8) for image in result]
-            issame.append(pair.issame)
-            paths += [pair.first, pair.second]
-    if not issame:
+            continue
+        kept.append(pair)
+        paths += pair[:2]
+        for path, image in zip(pair[:2], result):
+            images.append(np.frombuffer(image.encoded, np.uint8))
+            if image.fitted_from:
+                fitted[fitted_note(path, image)] = None
+    if not kept:
         raise ValueError(f"no pair could be read:\n{some_of(left_out)}")
-    return Pack(name, images, np.array(issame), paths), left_out
+    people = [pair.people for pair in kept]
+    pack = Pack(
+        name,
+        images,
+        np.array([pair.issame for pair in kept]),
+        paths,
+        None if None in people else np.array(people),
+    )
+    return MadePack(pack, kept, left_out, list(fitted))

@@ -16,6 +16,7 @@ trusted: the reader then takes the labels from the image records themselves.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import functools
 import itertools
@@ -29,6 +30,7 @@ from typing import Iterable, NamedTuple
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.data.identities import FILE_NAME, Named, read_names, write_identities
 from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import (
     RANGE_BYTES,
@@ -151,6 +153,11 @@ class Records:
         if self._labels_by_range is not None:
             return self._labels_by_range
         return self._checked_labels(self.file.headers(self.offsets).label)
+
+    @functools.cached_property
+    def names(self) -> dict[int, str]:
+        """Whom labels stand for, by ``identities.csv`` in the same folder; else empty."""
+        return read_names(os.path.dirname(self.path))
 
     @property
     def num_classes(self) -> int:
@@ -340,7 +347,7 @@ class RecordWriter:
     """Writes a dataset in the identity-header style, complete or not at all.
 
     Images must be grouped by identity. The files have temporary names until a clean exit; the
-    ``.rec`` gets its name last, so that the other two exist wherever it does.
+    ``.rec`` gets its name last, so that the others exist wherever it does.
 
     Parameters
     ----------
@@ -353,6 +360,11 @@ class RecordWriter:
     identity_header : bool
         Without it the images may come in any order and the file holds only images, so that MXNet's
         ``ImageRecordIter`` and other sequential readers can read it.
+
+    Attributes
+    ----------
+    names : dict of int to str
+        Whom labels stand for, if they have names, for ``identities.csv``.
 
     Examples
     --------
@@ -371,6 +383,7 @@ class RecordWriter:
         self.image_size = image_size
         self.identity_header = identity_header
         self.num_images = 0
+        self.names: dict[int, str] = {}
         self._rec_path = os.path.join(self.folder, "train.rec")
         if os.path.exists(self._rec_path) and not overwrite:
             raise FileExistsError(f"{self._rec_path} exists; choose another folder or overwrite it")
@@ -378,6 +391,7 @@ class RecordWriter:
         self._offset = 0
         self._offsets = array("q")
         self._first_key_by_label: dict[int, int] = {}
+        self._images_by_label: collections.Counter[int] = collections.Counter()
         self._label = -1
 
     @property
@@ -401,6 +415,7 @@ class RecordWriter:
             self._label = label
             self._first_key_by_label.setdefault(label, key)
         self._write(pack_image(label, key, bytes(image)))
+        self._images_by_label[label] += 1
         self.num_images += 1
 
     def _write(self, payload: bytes) -> None:
@@ -415,9 +430,21 @@ class RecordWriter:
             os.unlink(self._rec_path)
         _write_index(os.path.join(self.folder, "train.idx"), keys, self._offsets)
         with AtomicFile(os.path.join(self.folder, "property"), "w") as file:
-            num_classes = max(self._first_key_by_label) + 1
+            num_classes = max([*self._first_key_by_label, *self.names]) + 1
             file.write("{},{},{}\n".format(num_classes, *self.image_size))
+        self._write_names()
         self._rec.commit()
+
+    def _write_names(self) -> None:
+        path = os.path.join(self.folder, FILE_NAME)
+        if self.names:
+            counts = self._images_by_label
+            people = (
+                Named(label, self.names[label], counts[label]) for label in sorted(self.names)
+            )
+            write_identities(path, people)
+        elif os.path.exists(path):  # of the dataset that this one replaces
+            os.unlink(path)
 
     def _write_identities(self) -> Iterable[int]:
         """Append the identity records and key 0; return the keys of all records in file order."""

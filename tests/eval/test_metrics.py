@@ -248,3 +248,53 @@ class TestCalibration:
         low, high = metrics.share_interval(15, 20)
         assert (low, high) == (pytest.approx(0.5090, abs=1e-4), pytest.approx(0.9134, abs=1e-4))
         assert metrics.share_interval(0, 0) == (0, 1)
+
+
+class TestIntervalsByPeople:
+    def test_against_people_drawn_by_hand(self, rng):
+        """Pairs are copied as often as their people come up."""
+        people = np.array([[a, b] for a in range(12) for b in range(a, 12)])
+        is_same = people[:, 0] == people[:, 1]
+        scores = rng.normal(size=len(people)) + rng.normal(size=12)[people].sum(axis=1) + is_same
+        (found,) = metrics.calibrate(scores[is_same], scores[~is_same], [0.2])
+        (widened,) = metrics.widen_by_people([found], scores, is_same, people)
+        same_draws = np.random.default_rng(0)
+        thresholds, tars = [], []
+        for _ in range(metrics.PEOPLE_DRAWS):
+            drawn = same_draws.integers(12, size=12).tolist()
+            genuine, impostor = [], []
+            for (a, b), score in zip(people.tolist(), scores):
+                times = drawn.count(a) * (drawn.count(b) if a != b else 1)
+                (genuine if a == b else impostor).extend([score] * times)
+            if impostor:  # else the same person came up twelve times
+                thresholds.append(metrics.at_far([], impostor, [0.2])[0].threshold)
+            tars.append(np.mean(np.array(genuine) > found.point.threshold))
+        for name, values in (("threshold", thresholds), ("tar", tars)):
+            outside = len(values) // 40
+            by_hand = sorted(values)[outside], sorted(values)[-1 - outside]
+            by_pairs = getattr(found, name)
+            expected = min(by_hand[0], by_pairs[0]), max(by_hand[1], by_pairs[1])
+            np.testing.assert_allclose(getattr(widened, name), expected)
+        assert widened.threshold != found.threshold
+
+    def test_pairs_of_the_same_people_are_no_news(self, rng):
+        """How easy a person is decides all ten pairs: intervals by pairs miss the truth."""
+        held = {"pairs": 0, "people": 0}
+        rounds = 100
+        people = np.repeat(np.arange(40), 10)[:, None].repeat(2, axis=1)
+        for _ in range(rounds):
+            is_hit = np.repeat(rng.random(40) < 0.7, 10)
+            for name, interval in (
+                ("pairs", metrics.share_interval(int(is_hit.sum()), 400)),
+                ("people", metrics.share_interval_by_people(is_hit, people)),
+            ):
+                held[name] += interval.low <= 0.7 <= interval.high
+        assert held["people"] >= 85
+        assert held["pairs"] < 70
+
+    def test_never_narrower_than_by_pairs(self):
+        people = np.array([["ann", "ann"], ["bo", "bo"], ["cy", "cy"]])
+        assert metrics.share_interval_by_people(np.ones(3, bool), people) == (
+            metrics.share_interval(3, 3)
+        )
+        assert metrics.share_interval_by_people(np.ones(0, bool), people[:0]) == (0, 1)

@@ -456,6 +456,22 @@ class TestErrors:
         with pytest.raises(ValueError, match=r"shape \(B,\)"):
             head(batch[0], np.zeros((5, 1), int))
 
+    @pytest.mark.parametrize("which", ["embeddings", "labels", "both"])
+    def test_a_list_with_an_array_per_device(self, head, batch, which):
+        embeddings, labels = batch[:2]
+        if which != "labels":
+            embeddings = [embeddings[:2], embeddings[2:]]
+        if which != "embeddings":
+            labels = [nd.array(part, dtype="int32") for part in ([1, 2], [3, 3, 19])]
+        with pytest.raises(TypeError, match=r"one array .* nd\.concat\(\*\(e\.as_in_context\("):
+            head(embeddings, labels)
+
+    def test_a_list_of_numbers_is_one_array(self, head, batch):
+        embeddings, labels = batch[:2]
+        expected = head(embeddings, labels).asnumpy()
+        found = head(embeddings, list(np.array([1, 2, 3, 3, 19]))).asnumpy()
+        np.testing.assert_array_equal(found, expected)
+
     def test_half_precision(self, head, batch):
         with pytest.raises(TypeError, match="must be float32, not float16"):
             head(batch[0].astype("float16"), batch[1])

@@ -1,16 +1,21 @@
+import os
+import re
+import shutil
+
 import cv2
 import numpy as np
 import pytest
 
 from dsoftmax.recognition.data import folders
+from dsoftmax.recognition.data.identities import read_table
 from dsoftmax.recognition.data.images import ARCFACE_TEMPLATE, align, decode
 from dsoftmax.recognition.data.records import Records
-from dsoftmax.tools import dir2rec, rec2dir
+from dsoftmax.tools import dir2rec, rec2dir, rec_info
 
 
 def save(path, image):
     path.parent.mkdir(parents=True, exist_ok=True)
-    assert cv2.imwrite(str(path), image)
+    path.write_bytes(cv2.imencode(path.suffix, image)[1].tobytes())
     return image
 
 
@@ -41,6 +46,111 @@ def test_folder_per_identity(tmp_path, picture, capsys):
     stored = [records.read(image)[1].tobytes() for image in (0, 2, 3, 4)]
     assert stored == expected  # what fits is stored byte for byte
     assert records.read(1)[1][:2].tobytes() == b"\xff\xd8"  # the PNG became a JPEG
+
+
+def test_names_are_kept(tmp_path, picture, capsys):
+    """Odd ones too: digits that are no numbers, commas, quotes, bytes that are no UTF-8."""
+    names = ["2²", 'Zoë, the "first"', os.fsdecode(b"M\xfcller"), "10", "٣", "2"]
+    for name in names:
+        save(tmp_path / "in" / name / "1.jpg", picture())
+    save(tmp_path / "in" / "10" / "2.jpg", picture())
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    assert dir2rec.main(arguments) == 0
+    records = Records(tmp_path / "out")
+    assert sorted(records.names.values()) == sorted(names)
+    assert list(records.names) == list(range(6))
+    counts = {row["name"]: row["images"] for row in read_table(tmp_path / "out/identities.csv")}
+    assert counts == {**dict.fromkeys(names, "1"), "10": "2"}
+    for image, label in enumerate(records.labels):
+        of_name = {path.read_bytes() for path in (tmp_path / "in" / records.names[label]).iterdir()}
+        assert records.read(image)[1].tobytes() in of_name
+    assert rec_info.main(["--input", str(tmp_path / "out")]) == 0
+    assert re.search(r'  \d: Zoë, the "first" \(1\)\n', capsys.readouterr().out)
+
+
+def test_labels_stay_when_people_come_and_go(tmp_path, picture, capsys):
+    for name in ("bo", "cy", "di"):
+        save(tmp_path / f"in/{name}/1.jpg", picture())
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    assert dir2rec.main(arguments) == 0
+    assert Records(tmp_path / "out").names == {0: "bo", 1: "cy", 2: "di"}
+    shutil.rmtree(tmp_path / "in/di")
+    save(tmp_path / "in/ann/1.jpg", picture())
+    save(tmp_path / "in/bo/2.jpg", picture())
+    (tmp_path / "in/al").mkdir()
+    (tmp_path / "in/al/broken.jpg").write_bytes(b"no image")
+    capsys.readouterr()
+    assert dir2rec.main([*arguments, "--overwrite"]) == 0
+    assert "2 identities kept their labels, 1 are new" in capsys.readouterr().out
+    records = Records(tmp_path / "out")
+    assert records.names == {0: "bo", 1: "cy", 2: "di", 3: "ann"}
+    assert records.labels.tolist() == [0, 0, 1, 3]
+    assert records.property.num_classes == 4
+    assert records.read(3)[1].tobytes() == (tmp_path / "in/ann/1.jpg").read_bytes()
+    # In another folder, the file decides alone.
+    (tmp_path / "new").mkdir()
+    shutil.copy(tmp_path / "out/identities.csv", tmp_path / "new")
+    arguments[-1] = str(tmp_path / "new")
+    assert dir2rec.main(arguments) == 0
+    assert (tmp_path / "new/train.rec").read_bytes() == (tmp_path / "out/train.rec").read_bytes()
+
+
+def test_maps_that_do_not_fit(tmp_path, picture, capsys):
+    save(tmp_path / "in/ann/1.jpg", picture())
+    (tmp_path / "list").write_text("ann/1.jpg 3\n")
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    (tmp_path / "out").mkdir()
+    for content, message in (
+        ("label,name\nx²,ann\n", "line 2: the label of 'ann' must be a whole number"),
+        ("label,name\n1,ann\n1,bo\n", "line 3: the label of 'bo' must be a whole number"),
+        ("label,name\n1,ann\n2,ann\n", "'ann' has the labels 1 and 2"),
+    ):
+        (tmp_path / "out/identities.csv").write_text(content)
+        assert dir2rec.main(arguments) == 2
+        assert message in capsys.readouterr().err
+    (tmp_path / "out/identities.csv").write_text("label,name\n1,ann\n")
+    assert dir2rec.main([*arguments, "--list", str(tmp_path / "list")]) == 2
+    assert "this list has labels of its own" in capsys.readouterr().err
+    assert not (tmp_path / "out/train.rec").exists()
+
+
+def test_what_is_skipped_is_counted_and_named(tmp_path, picture, capsys):
+    for name in (
+        "ann/1.jpg",
+        "ann/.thumbnails/1.jpg",
+        "ann/.hidden.jpg",
+        ".git/1.jpg",
+        "stray.jpg",
+    ):
+        save(tmp_path / "in" / name, picture())
+    for name in ("ann/notes.txt", "ann/film.mp4", "ann/raw.HEIC", "readme.md"):
+        (tmp_path / "in" / name).write_text("no image")
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    assert dir2rec.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "1 images of 1 identities" in out
+    assert "3 hidden files and folders were skipped:" in out
+    assert "5 files were skipped: they are not .jpg" in out
+    assert "ann/film.mp4\n" in out
+    assert "... and 2 more" in out
+    assert Records(tmp_path / "out").names == {0: "ann"}
+
+
+def test_whole_photographs_are_told(tmp_path, picture, capsys):
+    save(tmp_path / "in/ann/1.jpg", picture())
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out"), "--overwrite"]
+    assert dir2rec.main(arguments) == 0
+    assert "Warning" not in capsys.readouterr().out
+    save(tmp_path / "in/ann/2.jpg", picture(300, 400))
+    save(tmp_path / "in/ann/3.jpg", picture(400, 300))
+    assert dir2rec.main(arguments) == 0
+    out = capsys.readouterr().out
+    assert "Warning: 2 images were not 112x112 and came without landmarks" in out
+    assert "ann/2.jpg (300x400). A face recogniser wants aligned faces" in out
+    landmarks = " ".join(f"{value:.2f}" for value in (ARCFACE_TEMPLATE * 2).ravel())
+    (tmp_path / "list").write_text(f"ann/2.jpg ann {landmarks}\n")
+    assert dir2rec.main([*arguments, "--list", str(tmp_path / "list")]) == 0
+    assert "Warning" not in capsys.readouterr().out
 
 
 def test_round_trip_with_rec2dir(dataset, tmp_path):

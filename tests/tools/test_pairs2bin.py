@@ -1,8 +1,11 @@
+import re
+from collections import Counter
+
 import cv2
 import pytest
 
 from dsoftmax.recognition.data.packs import read_pack
-from dsoftmax.recognition.data.pairs import make_pack, read_pairs
+from dsoftmax.recognition.data.pairs import draw_pairs, make_pack, read_pairs
 from dsoftmax.tools import pairs2bin
 
 
@@ -116,6 +119,81 @@ def test_pairs_are_drawn_from_a_folder_of_people(faces, tmp_path):
     assert texts[0] == texts[1] != texts[2]
 
 
+@pytest.mark.parametrize("choice", ["0", "5"])
+def test_everyone_counts_about_equally(faces, tmp_path, capsys, choice):
+    """One of seven people has nearly all of the images."""
+    counts = dict(zip("abcdefg", (40, 6, 6, 6, 6, 2, 1)))
+    content = faces(*[f"{name}/{i}.jpg" for name, many in counts.items() for i in range(many)])
+    person = {image: name.split("/")[0] for name, image in content.items()}
+    flags = ["--data-dir", str(tmp_path / "faces"), "--output", str(tmp_path / "own.bin")]
+    assert pairs2bin.main([*flags, "--most", "100", "--seed", choice]) == 0
+    pack = read_pack(tmp_path / "own.bin")
+    pairs = [(one.tobytes(), other.tobytes()) for one, other in zip(*[iter(pack.images)] * 2)]
+    assert len(set(map(frozenset, pairs))) == len(pairs) == 100
+    people = [(person[one], person[other]) for one, other in pairs]
+    same = Counter(one for one, other in people if one == other)
+    # f has one pair only; the other 49 are shared by five people
+    assert sorted(same.values()) == [1, 9, 10, 10, 10, 10]
+    different = Counter(name for pair in people if pair[0] != pair[1] for name in pair)
+    assert set(different) == set(counts)
+    assert max(different.values()) <= 21  # of 100: a seventh each, but g's 1 image and f's 2 limit
+    assert re.search(
+        r"50 pairs of one person, of 6 people; the largest share is [a-e]'s, 10 \(20.0 %\)",
+        capsys.readouterr().out,
+    )
+    assert pack.people.tolist() == [list(pair) for pair in people]
+
+
+def test_too_few_pairs_are_told(faces, tmp_path, caplog):
+    faces("ann/1.jpg", "ann/2.jpg", "ann/3.jpg", "bo/1.jpg")
+    pairs = draw_pairs(str(tmp_path / "faces"), most=10)
+    assert sorted(pair.issame for pair in pairs) == [False] * 3 + [True] * 3
+    assert len(set(pairs)) == 6
+    assert (
+        "10 pairs were asked for, but there are only 3 of one person and 3 of two: 6 were drawn"
+        in caplog.text
+    )
+    with pytest.raises(ValueError, match="--most must be 2 or more, not 1"):
+        draw_pairs(str(tmp_path / "faces"), most=1)
+
+
+def test_more_people_than_pairs(faces, tmp_path, caplog):
+    faces(*[f"{person}/{image}.jpg" for person in range(30) for image in range(3)], size=(8, 8))
+    pairs = draw_pairs(str(tmp_path / "faces"), most=40)
+    same = [pair.people[0] for pair in pairs if pair.issame]
+    different = [frozenset(pair.people) for pair in pairs if not pair.issame]
+    assert len(set(same)) == len(same) == 20  # nobody twice
+    assert len(set(different)) == len(different) == 20
+    assert not caplog.text
+
+
+def test_people_of_a_pack(faces, run, tmp_path, caplog):
+    faces("Ann/Ann_0001.jpg", "Ann/Ann_0004.jpg", "Bo/Bo_0012.jpg", "x.jpg")
+    assert run("Ann 1 4\nAnn 4 Bo 12\n").people.tolist() == [["Ann", "Ann"], ["Ann", "Bo"]]
+    assert (tmp_path / "own.people.csv").read_text() == "first,second\nAnn,Ann\nAnn,Bo\n"
+    (tmp_path / "own.people.csv").write_text("first,second\nAnn,Ann\nBo,Bo\n")
+    assert read_pack(tmp_path / "own.bin").people is None
+    assert "own.people.csv is ignored: it does not belong to" in caplog.text
+    assert run("x.jpg x.jpg 1\n").people is None  # paths do not say who it is
+    assert not (tmp_path / "own.people.csv").exists()
+
+
+def test_whole_photographs_are_told(faces, run, capsys):
+    faces("a.jpg", size=(90, 120))
+    faces("b.jpg", "c.jpg")
+    run("b.jpg c.jpg 1\na.jpg b.jpg 0\na.jpg c.jpg 0\n")
+    out = capsys.readouterr().out
+    assert "Warning: 1 images were not 112x112" in out
+    assert "a.jpg (90x120). A face recogniser wants aligned faces" in out
+
+
+def test_what_looks_like_a_number_but_is_none(faces, run):
+    content = faces("a.jpg", "b/b_0002.jpg")
+    pack = run("a.jpg,b/b_0002.jpg,0\n")
+    check(pack, content, ["a.jpg", "b/b_0002.jpg"], [False])
+    assert run("b 2 ²\n") == 2
+
+
 def test_nothing_to_draw_from(faces, tmp_path, capsys):
     faces("ann/1.jpg", "bo/1.jpg")
     flags = ["--data-dir", str(tmp_path / "faces"), "--output", str(tmp_path / "own.bin")]
@@ -135,8 +213,8 @@ def test_real_faces_survive(real_data, tmp_path):
         lines.append(f"{pair}_0.jpg {pair}_1.jpg {int(pack.issame[pair])}\n")
     (tmp_path / "pairs.txt").write_text("".join(lines))
     pairs = read_pairs(tmp_path / "pairs.txt", tmp_path)
-    again, left_out = make_pack("again", pairs)
-    assert left_out == []
+    again, _, left_out, fitted = make_pack("again", pairs)
+    assert left_out == fitted == []
     assert cv2.imdecode(again.images[0], 1).shape == (112, 112, 3)
     assert all((one == other).all() for one, other in zip(again.images, pack.images))
     assert again.issame.tolist() == pack.issame[:20].tolist()

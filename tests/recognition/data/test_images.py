@@ -58,6 +58,32 @@ def test_a_jpeg_cut_off_is_not_taken_for_one(jpeg, part):
     decode(as_array(whole + b"\0" * 8))  # padding behind the end is common
 
 
+KINDS = {
+    "baseline": [],
+    "progressive": [cv2.IMWRITE_JPEG_PROGRESSIVE, 1],
+    "restarts": [cv2.IMWRITE_JPEG_RST_INTERVAL, 1],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_phones_append_to_a_jpeg(kind, rng):
+    """A film, a second picture, a maker's data: thousands of bytes behind the end marker."""
+    picture = rng.integers(0, 256, (40, 56, 3), np.uint8)  # noise: all bytes occur in the JPEG
+    options = [cv2.IMWRITE_JPEG_QUALITY, 98, *KINDS[kind]]
+    whole = cv2.imencode(".jpg", picture, options)[1].tobytes()
+    thumbnail = cv2.imencode(".jpg", make_image(rng, 8, 9))[1].tobytes()
+    exif = b"\xff\xe1" + struct.pack(">H", len(thumbnail) + 2) + thumbnail
+    whole = whole[:2] + exif + whole[2:]
+    expected = cv2.imdecode(as_array(whole), cv2.IMREAD_COLOR)
+    film = struct.pack(">I", 24) + b"ftypmp42" + rng.bytes(20000)
+    for trailer in (film, thumbnail, thumbnail[:-9], b"\0" * 300, b"SEFT" + film + b"SEFT"):
+        np.testing.assert_array_equal(decode(as_array(whole + trailer)), expected)
+    for kept in range(len(exif) + 2, len(whole) - 1, 37):
+        for trailer in (b"", b"\0" * 5000):
+            with pytest.raises(ImageError):
+                decode(as_array(whole[:kept] + trailer))
+
+
 FORMATS = (".jpg", ".png", ".bmp", ".ppm", ".tiff", ".webp")
 
 
