@@ -78,7 +78,7 @@ def read_pack(path: str) -> Pack:
     except PackError as error:
         raise PackError(f"{path}: {error}") from None
     name = os.path.splitext(os.path.basename(path))[0]
-    return Pack(name, images, issame, _read_people(path, issame))
+    return Pack(name, images, issame, people=_read_people(path, issame))
 
 
 def write_pack(

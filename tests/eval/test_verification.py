@@ -305,7 +305,7 @@ def test_mistakes_are_shown_with_the_names_of_files(tmp_path, jpeg, monkeypatch)
     nothing = str(tmp_path / "nothing.jpg")
     pairs = [Pair(nothing, nothing, True), Pair(*paths[:2], True), Pair(*paths[2:], False)]
     (tmp_path / "nothing.jpg").write_bytes(b"")
-    made, left_out = make_pack("own", pairs)
+    made, _, left_out, _ = make_pack("own", pairs)
     assert (len(left_out), made.paths) == (1, paths)
     result = verification.verify(raw_pixels, made, folds=2)
     wrong = dataclasses.replace(
