@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import pickle
 import time
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
@@ -106,7 +106,9 @@ def test(
     data_set : (list, list)
         As of `load_bin`.
     mx_model : Module or callable
-        A bound ``mx.mod.Module``, or what `dsoftmax.eval.models.load_model` returns.
+        A bound ``mx.mod.Module``, or what `dsoftmax.eval.models.load_model` returns. On CPUs, MXNet
+        1.9.1 fails on modules of some networks, MobileFaceNet's among them, unless the environment
+        variable MXNET_SUBGRAPH_BACKEND is NONE.
     batch_size : int
         For which the module is bound.
     nfolds : int
@@ -166,11 +168,14 @@ def _embed_views(
     else:
         embed = _function_of_numpy(model)
     return [
-        np.concatenate(
-            [embed(data[at : at + batch_size]) for at in range(0, len(data), batch_size)]
-        )
-        for data in data_list
+        np.concatenate([embed(part) for part in _batches(data, batch_size)]) for data in data_list
     ]
+
+
+def _batches(data: Any, batch_size: int) -> Iterator[Any]:
+    """Cut an array of MXNet into copies: oneDNN can't change the layout of a view."""
+    for start in range(0, len(data), batch_size):
+        yield data.slice_axis(axis=0, begin=start, end=min(start + batch_size, len(data)))
 
 
 def _function_of_numpy(model: Embed) -> Callable[[Any], np.ndarray]:
@@ -189,8 +194,8 @@ def _function_of_module(
     def embed(images) -> np.ndarray:
         count = len(images)
         if count < batch_size:  # the module takes whole batches: the last image fills this one
-            filling = [images[-1:]] * (batch_size - count)
-            images = mx.nd.concat(images, *filling, dim=0)
+            last = images.slice_axis(axis=0, begin=count - 1, end=count)
+            images = mx.nd.concat(images, *[last] * (batch_size - count), dim=0)
         batch = mx.io.DataBatch(data=(images, *extra), label=(label,))
         module.forward(batch, is_train=False)
         return module.get_outputs()[0].asnumpy()[:count]

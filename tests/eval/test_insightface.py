@@ -137,8 +137,9 @@ def test_dump(pack, module, tmp_path, monkeypatch):
 
 
 @pytest.mark.realdata
-def test_the_published_y1(real_data):
-    """The digits that insightface's own code prints."""
+def test_the_published_y1(real_data, monkeypatch):
+    """The digits that insightface's own code prints, on a part of them."""
+    monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")  # or MXNet 1.9.1 fails on this network
     symbol, args, auxs = mx.model.load_checkpoint(str(real_data / "y1" / "model"), 0)
     module = mx.mod.Module(symbol.get_internals()["fc1_output"], label_names=None)
     module.bind([("data", (40, 3, 112, 112))], for_training=False)
