@@ -21,6 +21,7 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.cli import some_of
+from dsoftmax.recognition.common.files import open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.folders import (
@@ -60,7 +61,7 @@ class MadePack(NamedTuple):
 
 def read_pairs(path: str, folder: str) -> list[Pair]:
     """Read a list of pairs in any of the forms above, with paths relative to `folder`."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
+    with open_text(path, newline="") as file:
         lines = [line.rstrip("\r\n") for line in file]
     delimiter = next((mark for mark in ("\t", ",") if any(mark in line for line in lines)), None)
     pairs = []
