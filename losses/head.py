@@ -23,10 +23,6 @@ LARGEST_ARRAY = (1 << 31) - 1  # elements of an array in MXNet's files
 CHECKED_AT_ONCE = 1 << 16  # classes
 
 
-class LabelError(ValueError):
-    """A label is not that of a class."""
-
-
 class Head(Block):
     """The loss of a batch of embeddings against the weights of all classes.
 
@@ -288,7 +284,7 @@ class Head(Block):
         labels = labels.astype(np.int64)
         bad = np.flatnonzero((labels < 0) | (labels >= self.num_classes))
         if bad.size:
-            raise LabelError(
+            raise ValueError(
                 f"the label of sample {bad[0]} is {labels[bad[0]]}, but there are "
                 f"{self.num_classes} classes, 0 to {self.num_classes - 1}"
             )

@@ -11,7 +11,6 @@ from typing import Any
 import numpy as np
 from mxnet import autograd
 
-from dsoftmax.losses.head import LabelError
 from dsoftmax.recognition.build import begin_new_run, build
 from dsoftmax.recognition.checkpoint import resume, save_state
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
@@ -241,12 +240,6 @@ class Run:
                 loss.backward()
                 backbone.backward(embeddings.grad)
             return head.read_loss()  # only now wait: the device still has to go backward
-        except LabelError as error:
-            records = self.plan.pipeline.records.path
-            raise ValueError(
-                f"step {self.step}: {error}; is the .idx another file's than {records}? "
-                "tools/rec_info.py --input checks all labels"
-            ) from None
         except ValueError as error:
             raise DivergedError(self._diagnose(error, batch, rate)) from None
 

@@ -68,8 +68,8 @@ def open_text(path: str | os.PathLike, newline: str | None = None) -> Iterator[I
         except UnicodeDecodeError as error:
             wrong = error.object[error.start]
             raise ValueError(
-                f"{os.fspath(path)}: it is not text in UTF-8, it has the byte {wrong:#04x}: save it "
-                "as UTF-8"
+                f"{os.fspath(path)}: it is not text in UTF-8, it has the byte {wrong:#04x}; save "
+                "it as UTF-8"
             ) from None
 
 
