@@ -71,8 +71,8 @@ def _execute(path: str) -> Any:
     sys.path.insert(0, folder)  # it may import files beside it
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, NameError, TypeError, ValueError, AttributeError, ImportError) as error:
-        raise ValueError(f"--config {path}: {error}") from None
+    except (Exception, SystemExit) as error:  # it is a program, which can raise anything
+        raise ValueError(f"--config {path}: {type(error).__name__}: {error}") from None
     finally:
         sys.path.remove(folder)
         for name in set(sys.modules) - known:  # another configuration may have others beside it

@@ -23,6 +23,7 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.cli import some_of
+from dsoftmax.recognition.common.files import open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.folders import (
@@ -69,7 +70,7 @@ def read_pairs(path: str, folder: str) -> list[Pair]:
             Pair(first, second, people[0] == people[1], people)
             for first, second, people in read(path, folder)
         ]
-    with open(path, encoding="utf-8-sig", newline="") as file:
+    with open_text(path, newline="") as file:
         lines = [line.rstrip("\r\n") for line in file]
     delimiter = next((mark for mark in ("\t", ",") if any(mark in line for line in lines)), None)
     pairs = []

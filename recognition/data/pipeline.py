@@ -260,6 +260,13 @@ class Pipeline:
         for attempt in range(TRIES_TO_REPLACE):
             image = int(order[(position + attempt) % len(order)])
             label, encoded = self.records.read(image)
+            if not 0 <= label < self.records.num_classes:
+                raise RecordError(
+                    f"{self.records.path}: image {image} (key {self.records.keys[image]}) has the "
+                    f"label {label}, but the identity records say that there are "
+                    f"{self.records.num_classes} classes: the .idx or the header belongs to "
+                    "another file; tools/rec_info.py --rebuild-index writes a new one"
+                )
             try:
                 pixels = fit(decode(encoded), *self.image_size)
             except ImageError as error:

@@ -6,6 +6,8 @@ import os
 import re
 from typing import NamedTuple
 
+from dsoftmax.recognition.common.files import open_text
+
 AGEDB_IMAGES = "03_Protocol_Images"
 CFP_KINDS = {"FF": ("F", "F"), "FP": ("F", "P")}  # which lists the two images of a pair are in
 
@@ -97,7 +99,7 @@ def _read_cfp_images(folder: str, letter: str) -> dict[int, str]:
     protocol = os.path.join(folder, "Protocol")
     path = os.path.join(protocol, f"Pair_list_{letter}.txt")
     images = {}
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             fields = line.split()
             if len(fields) != 2 or not fields[0].isdecimal():
@@ -108,7 +110,7 @@ def _read_cfp_images(folder: str, letter: str) -> dict[int, str]:
 
 def _read_cfp_pairs(path: str, images: list[dict[int, str]]) -> list[ListedPair]:
     pairs = []
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             match = re.fullmatch(r"\s*(\d+)\s*,\s*(\d+)\s*", line)
             found = [of.get(int(text)) for of, text in zip(images, match.groups())] if match else []
