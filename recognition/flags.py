@@ -230,7 +230,7 @@ FLAGS = (
     Flag(
         "config",
         "",
-        "your own configuration, like insightface's config.py",
+        "your own configuration, like insightface's config.py; it is a program, and is run",
         setting=NO_SETTING,
         metavar="PATH",
     ),

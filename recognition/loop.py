@@ -27,7 +27,7 @@ from dsoftmax.recognition.trained import DivergedError, Trained
 
 
 class StopSignals:
-    """Remembers SIGTERM and SIGINT, so that a run can stop after a whole step.
+    """Remembers SIGTERM, SIGINT and SIGHUP, so that a run can stop after a whole step.
 
     As a context manager it handles the signals; the former handlers return at the end.
 
@@ -49,7 +49,10 @@ class StopSignals:
         self.received = self.agreed = 0
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup wants it
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             self._former[number] = signal.signal(number, self._remember)
         return self
 
