@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from dsoftmax.recognition.common.checks import at_least
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
     add_threads_flag,
@@ -72,7 +73,6 @@ def build_parser() -> argparse.ArgumentParser:
     looking = parser.add_argument_group("what to look for")
     looking.add_argument(
         "--outlier-threshold",
-        "--threshold",
         type=float,
         help="cosine below which an image does not belong to its identity (default: what 1 %% of "
         "strangers reach)",
@@ -127,6 +127,8 @@ def _chosen(args: argparse.Namespace) -> list[str]:
 
 def _check(args: argparse.Namespace) -> None:
     """Refuse flags that do not fit together, before anything is computed."""
+    for name in ("batch_size", "threads", "min_images", "most"):
+        at_least(f"--{name.replace('_', '-')}", getattr(args, name), 0, above=name != "most")
     flags = ", ".join(f"--{flag}" for flag in CHANGES)
     if args.apply and not args.output:
         raise ValueError("--apply needs --output, the folder of the cleaned dataset")

@@ -20,6 +20,7 @@ import argparse
 import sys
 
 from dsoftmax.recognition import config as shipped
+from dsoftmax.recognition.common.checks import at_least
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
 from dsoftmax.recognition.flags import FLAGS
 
@@ -58,8 +59,7 @@ def _parse(argv: list[str] | None) -> argparse.Namespace:
     own = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     _add_own_flags(own)
     args, args.run = own.parse_known_args(argv)
-    if args.hosts < 1:
-        raise ValueError(f"--hosts must be at least 1, not {args.hosts}")
+    at_least("--hosts", args.hosts, 1)
     return args
 
 

@@ -108,6 +108,7 @@ def test_a_network_embeds_the_images(faulty, tmp_path, symbol_model, monkeypatch
         (("--drop-outliers",), "give --output"),
         (("--apply", "list.csv"), "--apply needs --output"),
         (("--apply", "list.csv", "--output", "x"), "--apply carries out a list as it is"),
+        (("--batch-size", "0"), "--batch-size must be"),
         (("--model", "x,0"), "either --model or --embeddings"),
         (("--output", "faces", "--drop-outliers"), "is the folder of --input"),
     ],

@@ -12,6 +12,7 @@ from dsoftmax.recognition.common.devices import contexts
 from dsoftmax.recognition.common.memory import available_bytes
 from dsoftmax.recognition.common.speed import Speed, measure_speed
 from dsoftmax.recognition.data.records import FLOAT32_EXACT
+from dsoftmax.recognition.estimate import PROCESS_BYTES
 from dsoftmax.recognition.needs import (
     Layout,
     Needs,
@@ -129,7 +130,9 @@ def _plan(
 ) -> Planned:
     layout = run.layout
     needs = needs_of(settings, num_classes, layout, run.network)
-    host = needs.host + needs.servers // layout.processes
+    host = needs.host
+    if needs.servers:  # one server per host, a process of its own
+        host += needs.servers // layout.processes + PROCESS_BYTES
     problem = ""
     if limits.device is not None and needs.device.total > limits.device:
         problem = "more than a device has"

@@ -14,12 +14,21 @@ import numpy as np
 from dsoftmax.recognition.common.vectors import normalized
 from dsoftmax.recognition.data.cleaning.centres import Centres, Groups
 
-STRANGERS = 0.01  # the share of strangers that reach the threshold of an outlier
+DEVIATIONS = 2.326  # 1 % of normal numbers are further above their mean
 HALVES = 0.05  # the share of identities whose halves may be further apart than one person's
 FEWEST_OF_HALF = 2  # images
 SAMPLED_IMAGES, SAMPLED_IDENTITIES = 4096, 2048
 FEWEST_HALVED = 20  # identities, for a quantile that means something
 USUAL_SAME_PERSON = 0.7  # where too few identities have enough images to be halved
+
+
+def _above_most(cosines: np.ndarray, deviations: float) -> float:
+    """Return the cosine so many standard deviations above the mean, were they normal.
+
+    Median and absolute deviation stand for both: of a few identities some pairs may be one person.
+    """
+    median = np.median(cosines)
+    return float(median + deviations * 1.4826 * np.median(np.abs(cosines - median)))
 
 
 class Thresholds(NamedTuple):
@@ -39,7 +48,7 @@ class Samples(NamedTuple):
     @property
     def outlier(self) -> float:
         """The cosine that few strangers reach."""
-        return float(np.quantile(self.strangers, 1 - STRANGERS))
+        return _above_most(self.strangers, DEVIATIONS)
 
 
 def sample_cosines(
@@ -67,7 +76,7 @@ def sample_cosines(
     samples = Samples(
         strangers, of_centres[~np.eye(len(people), dtype=bool)], np.empty(0, np.float32)
     )
-    is_sound = centres.cosines >= samples.outlier
+    is_sound = centres.cosines > samples.outlier
     return samples._replace(halves=_halves(groups, embeddings, is_sound, random))
 
 
@@ -92,11 +101,10 @@ def _halves(
 def choose_thresholds(samples: Samples, identities: int) -> Thresholds:
     """Choose thresholds that fit the network.
 
-    An image is an outlier if it is no nearer to its identity than 1 % of strangers are
-    (`STRANGERS`): so 99 % of the images under the name of a random other person are found. Two
-    identities are one person if they are as near as the halves of 95 % of the identities are
-    (`HALVES`), and nearer than the nearest of all pairs of strangers should be, were their cosines
-    normally distributed.
+    An image is an outlier if it is no nearer to its identity than 1 % of strangers are: so 99 % of
+    the images under the name of a random other person are found. Two identities are one person if
+    they are as near as the halves of 95 % of the identities are (`HALVES`), and nearer than the
+    nearest of all pairs of strangers should be. Both take strangers' cosines to be normal.
 
     Parameters
     ----------
@@ -104,10 +112,9 @@ def choose_thresholds(samples: Samples, identities: int) -> Thresholds:
     identities : int
         How many the dataset has.
     """
-    strange = samples.strange_centres.astype(np.float64)
     # The largest of N normal numbers is about sqrt(2 log N) deviations above their mean.
     pairs = max(identities * (identities - 1) / 2, 2)
-    same_person = strange.mean() + strange.std() * math.sqrt(2 * math.log(pairs))
+    same_person = _above_most(samples.strange_centres, math.sqrt(2 * math.log(pairs)))
     if len(samples.halves) >= FEWEST_HALVED:
         same_person = max(same_person, float(np.quantile(samples.halves, HALVES)))
     else:
