@@ -92,6 +92,10 @@ CASES = {
     "chunks": "--network tiny --emb-size 512 --loss dsoftmax --num-classes 300000 "
     "--per-batch-size 64 --chunk 16384",
     "a residual network": "--network r18 --loss arcface --num-classes 20000 --per-batch-size 16",
+    "host memory": "--network r34 --loss dsoftmax_k --num-classes 500000 --per-batch-size 8 "
+    "--store host",
+    "micro-batches": "--network tiny --loss dsoftmax --num-classes 200000 --per-batch-size 32 "
+    "--accumulate 2",
     "two contexts": "--network y1 --loss nsoftmax --num-classes 85742 --per-batch-size 16 "
     "--devices cpu:2",
 }
@@ -100,7 +104,7 @@ CASES = {
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_the_estimate_is_within_a_tenth_of_the_measured_peak(case, dataset, tmp_path):
-    folder, _ = dataset(counts=(40, 40), size=(112, 112))
+    folder, _ = dataset(counts=(100, 100), size=(112, 112))
     flags = [*CASES[case].split(), "--dataset", "faces", "--data-dir", str(folder)]
     flags += ["--target", "none", "--models-root", str(tmp_path), "--max-steps", "4"]
     done = subprocess.run(
