@@ -157,7 +157,7 @@ def _look(records: Records, args: argparse.Namespace) -> tuple[list[Suggestion],
     )
     chosen = _chosen(args) or REASONS
     changes = [change for change in findings.suggestions if change.reason in chosen]
-    small = find_small(findings.groups, records.names, changes, args.min_images)
+    small = find_small(findings.members, records.names, changes, args.min_images)
     everything = findings.suggestions + small
     if FEW_IMAGES in chosen:
         changes += small
@@ -169,7 +169,7 @@ def _look(records: Records, args: argparse.Namespace) -> tuple[list[Suggestion],
     results = {
         "input": args.input,
         "images": len(records),
-        "identities": len(findings.groups),
+        "identities": len(findings.members),
         "thresholds": findings.thresholds._asdict(),
         "suggestions": {reason: counts[reason] for reason in REASONS},
         "page": page,

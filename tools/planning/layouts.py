@@ -28,7 +28,7 @@ SIZES = (85_742, 757_000, 10_000_000, 100_000_000)  # MS1M, MegaFace2, and what 
 UNREAD = ["--dataset", "faces", "--data-dir", "faces"]  # the run has data, which nobody opens here
 
 
-class Run(NamedTuple):
+class DescribedRun(NamedTuple):
     """A run as its flags describe it."""
 
     flags: list[str]  # of train.py
@@ -54,7 +54,7 @@ class Limits(NamedTuple):
     device: int | None
 
     @classmethod
-    def of(cls, memory: float | None, device_memory: float | None, run: Run) -> Limits:
+    def of(cls, memory: float | None, device_memory: float | None, run: DescribedRun) -> Limits:
         """Take what flags say in GB; by default this machine's free memory, for a run on CPUs."""
         host = None if memory is None else int(memory * 1e9)
         if host is None and run.layout.on_cpu and run.layout.processes == 1:
@@ -82,16 +82,18 @@ class Planned(NamedTuple):
     seconds: float | None  # per step; None if it can't be told here
 
 
-def describe_run(flags: list[str], hosts: int) -> Run:
+def describe_run(flags: list[str], hosts: int) -> DescribedRun:
     """Describe a run by flags of ``train.py``."""
     flags = [*flags, *(["--kvstore", "dist_sync"] if hosts > 1 else [])]
     settings = parse([*flags, *UNREAD])
     devices = contexts(settings.devices)
     on_cpu = devices[0].device_type == "cpu"
-    return Run(flags, settings, Layout(len(devices), hosts, on_cpu), network_size(settings))
+    return DescribedRun(
+        flags, settings, Layout(len(devices), hosts, on_cpu), network_size(settings)
+    )
 
 
-def calibrate(run: Run) -> Calibration | None:
+def calibrate(run: DescribedRun) -> Calibration | None:
     """Measure this machine's CPU; nothing if the run is for GPUs."""
     if not run.layout.on_cpu:
         return None
@@ -101,12 +103,12 @@ def calibrate(run: Run) -> Calibration | None:
     return Calibration(speed, network_seconds(settings, run.network))
 
 
-def plan_run(run: Run, limits: Limits, calibration: Calibration | None) -> Planned:
+def plan_run(run: DescribedRun, limits: Limits, calibration: Calibration | None) -> Planned:
     """Plan the run as it is described."""
     return _plan(run, run.num_classes, run.settings, limits, calibration)
 
 
-def plan_sizes(run: Run, limits: Limits, calibration: Calibration | None) -> list[Planned]:
+def plan_sizes(run: DescribedRun, limits: Limits, calibration: Calibration | None) -> list[Planned]:
     """Plan the run at several numbers of identities, in every store that can serve it."""
     planned = []
     for num_classes in SIZES:
@@ -122,7 +124,7 @@ def plan_sizes(run: Run, limits: Limits, calibration: Calibration | None) -> lis
 
 
 def _plan(
-    run: Run,
+    run: DescribedRun,
     num_classes: int,
     settings: Settings,
     limits: Limits,
@@ -147,7 +149,7 @@ def _plan(
     return Planned(num_classes, settings.store, settings.class_dtype, needs, host, problem, seconds)
 
 
-def advise(run: Run, planned: Planned, others: list[Planned]) -> list[str]:
+def advise(run: DescribedRun, planned: Planned, others: list[Planned]) -> list[str]:
     """Say what to change, or to know, before the run is started."""
     advice = []
     needs = planned.needs
@@ -182,7 +184,7 @@ def advise(run: Run, planned: Planned, others: list[Planned]) -> list[str]:
     return advice
 
 
-def command_of(run: Run) -> str:
+def command_of(run: DescribedRun) -> str:
     """Return the command that starts the run."""
     train = " ".join(
         [

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from dsoftmax.recognition.networks.flops import format_flops
-from dsoftmax.tools.planning.layouts import Calibration, Planned, Run, advise, command_of
+from dsoftmax.tools.planning.layouts import Calibration, DescribedRun, Planned, advise, command_of
 
 
 def describe(
-    run: Run, planned: Planned, others: list[Planned], calibration: Calibration | None
+    run: DescribedRun, planned: Planned, others: list[Planned], calibration: Calibration | None
 ) -> str:
     """Return all tables, advice and the command, as lines of text."""
     settings, layout, needs = run.settings, run.layout, planned.needs
@@ -84,7 +84,7 @@ def _seconds(seconds: float | None) -> str:
 
 
 def as_json(
-    run: Run, planned: Planned, others: list[Planned], calibration: Calibration | None
+    run: DescribedRun, planned: Planned, others: list[Planned], calibration: Calibration | None
 ) -> dict[str, Any]:
     """Return everything as values for JSON."""
     return {

@@ -6,7 +6,7 @@ from typing import Iterable, Iterator
 
 import numpy as np
 
-from dsoftmax.recognition.data.cleaning.centres import Groups
+from dsoftmax.recognition.data.cleaning.centres import Members
 from dsoftmax.recognition.data.cleaning.suggestions import (
     DROP_IDENTITY,
     DROP_IMAGE,
@@ -36,14 +36,14 @@ def changed_identities(labels: np.ndarray, changes: Iterable[Suggestion]) -> Ite
         elif change.action == MERGE:
             merged[change.label] = change.other_label
     final = {label: _end_of_chain(label, merged) for label in merged}
-    groups = Groups.of(labels)
+    members = Members.of(labels)
     kept: dict[int, list[np.ndarray]] = {}
-    for number, label in enumerate(groups.labels.tolist()):
-        images = groups.images(number)
+    for number, label in enumerate(members.labels.tolist()):
+        images = members.images(number)
         kept.setdefault(final.get(label, label), []).append(
             images[[image not in dropped_images for image in images.tolist()]]
         )
-    for label in groups.labels.tolist():
+    for label in members.labels.tolist():
         if label in final:
             yield Identity(0, label, np.empty(0, int), f"merged into {final[label]}")
             continue

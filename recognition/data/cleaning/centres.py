@@ -14,7 +14,7 @@ ITERATIONS = 8  # by then a centre moves by less than 0.01 per iteration
 NEAREST = 1e-3  # an image this near to the centre weighs no more than others as near
 
 
-class Groups(NamedTuple):
+class Members(NamedTuple):
     """The images of each identity."""
 
     labels: np.ndarray  # (identities,) int64, ascending
@@ -22,7 +22,7 @@ class Groups(NamedTuple):
     borders: np.ndarray  # (identities + 1,) int64, where each one's images begin in `order`
 
     @classmethod
-    def of(cls, labels: np.ndarray) -> Groups:
+    def of(cls, labels: np.ndarray) -> Members:
         """Group images by their labels, (n,) int."""
         order = np.argsort(labels, kind="stable")
         identities, first = np.unique(labels[order], return_index=True)
@@ -64,7 +64,7 @@ class Centres(NamedTuple):
     cosines: np.ndarray  # (n,) float32: of each image with the centre of its identity's *others*
 
 
-def find_centres(groups: Groups, embeddings: np.ndarray) -> Centres:
+def find_centres(members: Members, embeddings: np.ndarray) -> Centres:
     """Find the geometric median of each identity's embeddings.
 
     Half of the images may be wrong before it leaves the others. An image is compared with the
@@ -73,16 +73,16 @@ def find_centres(groups: Groups, embeddings: np.ndarray) -> Centres:
 
     Parameters
     ----------
-    groups : Groups
+    members : Members
     embeddings : (n, D)
         Of any lengths; may be mapped from disk. Images that could not be read have zeros.
     """
-    vectors = np.empty((len(groups), embeddings.shape[1]), np.float32)
-    cosines = np.empty(len(groups.order), np.float32)
+    vectors = np.empty((len(members), embeddings.shape[1]), np.float32)
+    cosines = np.empty(len(members.order), np.float32)
     with progress(total=len(cosines), desc="finding centres", unit="images") as bar:
-        for start, stop in groups.blocks():
-            images = groups.order[groups.borders[start] : groups.borders[stop]]
-            first = groups.borders[start:stop] - groups.borders[start]
+        for start, stop in members.blocks():
+            images = members.order[members.borders[start] : members.borders[stop]]
+            first = members.borders[start:stop] - members.borders[start]
             rows = normalized(np.asarray(embeddings[images], np.float32))
             vectors[start:stop], cosines[images] = _medians(rows, first)
             bar.update(len(images))

@@ -91,7 +91,7 @@ class Thumbnails:
 
     def __init__(self, records: Records, findings: Findings):
         self._records, self._findings = records, findings
-        labels = findings.groups.labels.tolist()
+        labels = findings.members.labels.tolist()
         self._identity_of_label = {label: number for number, label in enumerate(labels)}
 
     def image(self, image: int) -> str:
@@ -110,14 +110,14 @@ class Thumbnails:
 
     def identity(self, label: int, without: int | None = None) -> str:
         """Return typical images of an identity, those nearest to its centre."""
-        images = self._findings.groups.images(self._identity_of_label[label])
+        images = self._findings.members.images(self._identity_of_label[label])
         images = images[images != without]
         order = np.argsort(-self._findings.centres.cosines[images], kind="stable")
         return "".join(map(self.image, images[order[:TYPICAL]].tolist()))
 
     def count(self, label: int) -> int:
         """Return how many images an identity has."""
-        return int(self._findings.groups.counts[self._identity_of_label[label]])
+        return int(self._findings.members.counts[self._identity_of_label[label]])
 
 
 def write_page(
@@ -162,7 +162,7 @@ def _summary(records: Records, findings: Findings, by_reason: dict[str, list[Sug
     thresholds = findings.thresholds
     rows = [
         ("images", f"{len(records):,}"),
-        ("identities", f"{len(findings.groups):,}"),
+        ("identities", f"{len(findings.members):,}"),
         *((reason, f"{len(found):,}") for reason, found in by_reason.items()),
         ("an outlier has a cosine below", f"{thresholds.outlier:.3f}"),
         ("one person has a cosine from", f"{thresholds.same_person:.3f}"),
@@ -176,7 +176,7 @@ def _summary(records: Records, findings: Findings, by_reason: dict[str, list[Sug
 
 def _histogram(findings: Findings) -> str:
     """Draw the cosines of images with their own identity and with strangers."""
-    has_others = findings.groups.counts[findings.groups.identity_of_image] > 1
+    has_others = findings.members.counts[findings.members.identity_of_image] > 1
     curves = {
         "with their own identity": (findings.centres.cosines[has_others], "#2a7"),
         "with other identities": (findings.samples.strangers, "#c33"),

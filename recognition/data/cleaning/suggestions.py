@@ -7,7 +7,7 @@ from typing import Iterable, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.vectors import normalized
-from dsoftmax.recognition.data.cleaning.centres import Centres, Groups, find_centres
+from dsoftmax.recognition.data.cleaning.centres import Centres, Members, find_centres
 from dsoftmax.recognition.data.cleaning.duplicates import hash_images, near_hashes
 from dsoftmax.recognition.data.cleaning.pairs_of_vectors import (
     TooManyPairsError,
@@ -62,7 +62,7 @@ class Findings(NamedTuple):
     suggestions: list[Suggestion]  # by reason, the worst first
     thresholds: Thresholds
     samples: Samples
-    groups: Groups
+    members: Members
     centres: Centres
 
 
@@ -85,42 +85,42 @@ def find_faults(
     threads : int
         That decode images.
     """
-    groups = Groups.of(records.labels)
-    centres = find_centres(groups, embeddings)
-    samples = sample_cosines(groups, embeddings, centres)
-    thresholds = choose_thresholds(samples, len(groups))
+    members = Members.of(records.labels)
+    centres = find_centres(members, embeddings)
+    samples = sample_cosines(members, embeddings, centres)
+    thresholds = choose_thresholds(samples, len(members))
     if outlier is not None:
         thresholds = thresholds._replace(outlier=outlier)
     if same_person is not None:
         thresholds = thresholds._replace(same_person=same_person)
     hashes, unreadable = hash_images(records, threads)
-    finder = _Finder(records.names, groups, embeddings, centres)
+    finder = _Finder(records.names, members, embeddings, centres)
     suggestions = [
         *finder.outliers(thresholds.outlier, set(unreadable)),
         *finder.same_people(thresholds.same_person),
         *finder.duplicates(near_hashes(hashes), set(unreadable)),
         *finder.unreadable(unreadable),
     ]
-    return Findings(suggestions, thresholds, samples, groups, centres)
+    return Findings(suggestions, thresholds, samples, members, centres)
 
 
 class _Finder:
     """Makes suggestions of what was measured."""
 
     def __init__(
-        self, names: dict[int, str], groups: Groups, embeddings: np.ndarray, centres: Centres
+        self, names: dict[int, str], members: Members, embeddings: np.ndarray, centres: Centres
     ):
-        self._names, self._groups = names, groups
+        self._names, self._members = names, members
         self._embeddings, self._centres = embeddings, centres
-        self._identity_of_image = groups.identity_of_image
+        self._identity_of_image = members.identity_of_image
 
     def _label(self, identity: int) -> tuple[int, str]:
-        label = int(self._groups.labels[identity])
+        label = int(self._members.labels[identity])
         return label, self._names.get(label, "")
 
     def outliers(self, threshold: float, unreadable: set[int]) -> list[Suggestion]:
         cosines = self._centres.cosines
-        is_decidable = self._groups.counts[self._identity_of_image] >= FEWEST_TO_DECIDE
+        is_decidable = self._members.counts[self._identity_of_image] >= FEWEST_TO_DECIDE
         images = np.flatnonzero((cosines < threshold) & is_decidable)
         images = images[np.argsort(cosines[images], kind="stable")]
         images = np.array([image for image in images if image not in unreadable], int)
@@ -151,7 +151,7 @@ class _Finder:
         except TooManyPairsError as error:
             raise ValueError(f"{error}: raise --same-person-threshold") from None
         cosine_of = {tuple(pair): float(value) for pair, value in zip(pairs.tolist(), cosines)}
-        taken = absorb(pairs, -self._groups.counts)  # the largest identity takes in the others
+        taken = absorb(pairs, -self._members.counts)  # the largest identity takes in the others
         suggestions = [
             Suggestion(
                 MERGE,
@@ -199,10 +199,10 @@ class _Finder:
 
 
 def find_small(
-    groups: Groups, names: dict[int, str], changes: Iterable[Suggestion], min_images: int
+    members: Members, names: dict[int, str], changes: Iterable[Suggestion], min_images: int
 ) -> list[Suggestion]:
     """Suggest to drop the identities that other changes leave with fewer than `min_images`."""
-    counts = dict(zip(groups.labels.tolist(), groups.counts.tolist()))
+    counts = dict(zip(members.labels.tolist(), members.counts.tolist()))
     dropped = {change.image: change.label for change in changes if change.action == DROP_IMAGE}
     for label in dropped.values():
         counts[label] -= 1

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsoftmax.recognition.common.vectors import normalized
-from dsoftmax.recognition.data.cleaning.centres import Centres, Groups
+from dsoftmax.recognition.data.cleaning.centres import Centres, Members
 
 DEVIATIONS = 2.326  # 1 % of normal numbers are further above their mean
 HALVES = 0.05  # the share of identities whose halves may be further apart than one person's
@@ -52,21 +52,21 @@ class Samples(NamedTuple):
 
 
 def sample_cosines(
-    groups: Groups, embeddings: np.ndarray, centres: Centres, seed: int = 0
+    members: Members, embeddings: np.ndarray, centres: Centres, seed: int = 0
 ) -> Samples:
     """Compare images with strangers, identities with each other, and halves of identities.
 
     Parameters
     ----------
-    groups : Groups
+    members : Members
     embeddings : (n, D)
     centres : Centres
     seed : int
     """
     random = np.random.default_rng(seed)
-    people = random.permutation(len(groups))[:SAMPLED_IDENTITIES]
-    images = random.permutation(len(groups.order))[:SAMPLED_IMAGES]
-    identity_of_image = groups.identity_of_image[images]
+    people = random.permutation(len(members))[:SAMPLED_IDENTITIES]
+    images = random.permutation(len(members.order))[:SAMPLED_IMAGES]
+    identity_of_image = members.identity_of_image[images]
     vectors = centres.vectors[people]
     of_images = normalized(np.asarray(embeddings[images], np.float32)) @ vectors.T
     of_centres = vectors @ vectors.T
@@ -77,17 +77,17 @@ def sample_cosines(
         strangers, of_centres[~np.eye(len(people), dtype=bool)], np.empty(0, np.float32)
     )
     is_sound = centres.cosines > samples.outlier
-    return samples._replace(halves=_halves(groups, embeddings, is_sound, random))
+    return samples._replace(halves=_halves(members, embeddings, is_sound, random))
 
 
 def _halves(
-    groups: Groups, embeddings: np.ndarray, is_sound: np.ndarray, random: np.random.Generator
+    members: Members, embeddings: np.ndarray, is_sound: np.ndarray, random: np.random.Generator
 ) -> np.ndarray:
     """Return the cosines of the centres of two random halves of identities, (m,)."""
-    large = np.flatnonzero(groups.counts >= 2 * FEWEST_OF_HALF)
+    large = np.flatnonzero(members.counts >= 2 * FEWEST_OF_HALF)
     cosines = []
     for identity in random.permutation(large)[:SAMPLED_IDENTITIES]:
-        images = random.permutation(groups.images(identity))
+        images = random.permutation(members.images(identity))
         images = images[is_sound[images]]
         if len(images) < 2 * FEWEST_OF_HALF:
             continue

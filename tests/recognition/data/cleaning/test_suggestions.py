@@ -5,7 +5,7 @@ import pytest
 
 from dsoftmax.recognition.common.vectors import normalized
 from dsoftmax.recognition.data.cleaning import pairs_of_vectors
-from dsoftmax.recognition.data.cleaning.centres import Groups
+from dsoftmax.recognition.data.cleaning.centres import Members
 from dsoftmax.recognition.data.cleaning.suggestions import (
     DROP_IMAGE,
     DUPLICATE,
@@ -82,14 +82,14 @@ def test_of_two_images_nobody_knows_which_one_is_wrong(dataset):
 
 
 def test_small_identities_are_counted_after_other_changes():
-    groups = Groups.of(np.array([0, 0, 1, 2, 2, 3]))
+    members = Members.of(np.array([0, 0, 1, 2, 2, 3]))
     changes = [
         Suggestion(DROP_IMAGE, OUTLIER, 0, image=1),
         Suggestion(DROP_IMAGE, DUPLICATE, 0, image=1),  # the same image is dropped once
         Suggestion(MERGE, SAME_PERSON, 3, other_label=1),
     ]
-    assert [one.label for one in find_small(groups, {}, [], 2)] == [1, 3]
-    (small,) = find_small(groups, {0: "Ann"}, changes, 2)
+    assert [one.label for one in find_small(members, {}, [], 2)] == [1, 3]
+    (small,) = find_small(members, {0: "Ann"}, changes, 2)
     assert (small.label, small.name) == (0, "Ann")
 
 

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from dsoftmax.recognition.data.cleaning.centres import Groups, find_centres
+from dsoftmax.recognition.data.cleaning.centres import Members, find_centres
 from dsoftmax.recognition.data.cleaning.thresholds import (
     Samples,
     choose_thresholds,
@@ -36,8 +36,8 @@ def test_samples_are_of_whom_they_say(rng):
     """Images of a person are all equal here, and those of two people orthogonal."""
     labels = np.repeat(np.arange(30), 4)
     embeddings = np.eye(30, dtype=np.float32)[labels]
-    groups = Groups.of(labels)
-    samples = sample_cosines(groups, embeddings, find_centres(groups, embeddings))
+    members = Members.of(labels)
+    samples = sample_cosines(members, embeddings, find_centres(members, embeddings))
     assert len(samples.strangers) == 120 * 29
     assert len(samples.strange_centres) == 30 * 29
     assert not samples.strangers.any()
@@ -50,12 +50,12 @@ def test_outliers_do_not_count_as_halves(rng):
     labels = np.repeat(np.arange(30), 5)
     embeddings = np.eye(31, dtype=np.float32)[labels]
     embeddings[::5] = np.eye(31)[30]
-    groups = Groups.of(labels)
-    samples = sample_cosines(groups, embeddings, find_centres(groups, embeddings))
+    members = Members.of(labels)
+    samples = sample_cosines(members, embeddings, find_centres(members, embeddings))
     assert samples.halves.tolist() == pytest.approx([1.0] * 30)
 
 
 def test_one_identity_has_nobody_to_be_compared_with():
-    groups, embeddings = Groups.of(np.zeros(3, int)), np.eye(3, dtype=np.float32)
+    members, embeddings = Members.of(np.zeros(3, int)), np.eye(3, dtype=np.float32)
     with pytest.raises(ValueError, match="of one identity"):
-        sample_cosines(groups, embeddings, find_centres(groups, embeddings))
+        sample_cosines(members, embeddings, find_centres(members, embeddings))
