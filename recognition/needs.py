@@ -9,6 +9,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd
 
+from dsoftmax.losses.stores.base import FLOAT_BYTES
 from dsoftmax.recognition import estimate, networks, traffic
 from dsoftmax.recognition.common.speed import Speed
 from dsoftmax.recognition.estimate import Estimate, HeadSize
@@ -19,9 +20,9 @@ from dsoftmax.recognition.traffic import Traffic
 
 MANY_CLASSES = 10_000  # from so many on, several devices share the class weights by default
 USUAL_SIZE = (112, 112)
-# Passes over the class rows of a step beside its products: rows are read and copied, their lengths
-# are computed, their gradient is written and read, weights and momenta are read and written.
-PASSES = 9
+# Passes over the class rows of a step beside its products. All: the rows' lengths, the gradient, and
+# weights and momenta are read and written. Sampled: the rows are copied, and lie here and there.
+PASSES_OF_ALL, PASSES_OF_SAMPLED = 4, 9
 TIMED_IMAGES = 4
 
 
@@ -125,7 +126,8 @@ def head_seconds(needs: Needs, speed: Speed) -> float:
     """
     head, moved = needs.head, needs.traffic
     operations = 6 * head.batch_size * head.embedding_size * moved.rows
-    passed = PASSES * 4 * head.embedding_size * moved.rows
+    passes = PASSES_OF_SAMPLED if head.sampled_share else PASSES_OF_ALL
+    passed = passes * FLOAT_BYTES * head.embedding_size * moved.rows
     return operations / speed.products + passed / speed.copies
 
 

@@ -54,6 +54,10 @@ def test_the_time_of_the_head_is_products_and_passes():
     assert only_products == pytest.approx(6 * 4 * 128 * rows / 1e9)
     only_copies = head_seconds(needs, Speed(float("inf"), 1e9))
     assert only_copies == pytest.approx(9 * 4 * 128 * rows / 1e9)
+    settings = settings_of("--loss", "arcface", "--emb-size", "128")
+    of_all = needs_of(settings, 640_000, Layout(1), network_size(settings))
+    seconds = head_seconds(of_all, Speed(float("inf"), 1e9))
+    assert seconds == pytest.approx(4 * 4 * 128 * 640_000 / 1e9)
 
 
 def test_the_network_is_measured():
