@@ -22,14 +22,13 @@ from dsoftmax.recognition.data.pipeline import Pipeline, TooFewImagesError
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.flags import AUTO, MUST
 from dsoftmax.recognition.log import import_mxboard
+from dsoftmax.recognition.needs import Layout, head_size, splits_classes
 from dsoftmax.recognition.networks.files import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.schedule import learning_rate
 from dsoftmax.recognition.settings import Settings
 from dsoftmax.recognition.states import is_whole, list_states, read_facts
-
-MANY_CLASSES = 10_000  # from so many on, several devices share the class weights by default
 
 
 class Plan:
@@ -83,7 +82,7 @@ class Plan:
         self._check_accumulation()
         self.pipeline = self._open_data()
         self.num_classes = self._count_classes()
-        self.is_class_parallel = self._splits_classes()
+        self.is_class_parallel = splits_classes(settings, len(self.contexts), self.num_classes)
         self._check_agreement()
         self.packs = self._open_packs() if group.is_first else []
         self.network = self._make_network()
@@ -190,12 +189,6 @@ class Plan:
             )
         return wanted
 
-    def _splits_classes(self) -> bool:
-        chosen = self.settings.class_parallel
-        if chosen is None:
-            return len(self.contexts) > 1 and self.num_classes >= MANY_CLASSES
-        return chosen
-
     def _check_agreement(self) -> None:
         """Refuse processes that would not train the same model on the same data."""
         mine = json.loads(json.dumps(self.settings.as_json()))
@@ -263,19 +256,8 @@ class Plan:
     ) -> estimate.Estimate:
         """Return the estimate for a device, if the run fits."""
         s, contexts = self.settings, self.contexts
-        head = estimate.HeadSize(
-            self.num_classes,
-            s.embedding_size,
-            self.batch_size,
-            devices=self.group.size * (len(contexts) if self.is_class_parallel else 1),
-            processes=self.group.size,
-            store=s.store,
-            dtype=s.class_dtype,
-            chunk=s.chunk,
-            sampled_share=s.loss_spec().sampled_share,
-            momentum=s.mom,
-            keeps_logits=s.accumulate == 1,
-        )
+        layout = Layout(len(contexts), self.group.size)
+        head = head_size(s, self.num_classes, layout)
         stored = head.stored()
         if stored.servers:
             held = estimate.gigabytes(stored.servers)

@@ -21,7 +21,7 @@ from dsoftmax.tools.dispatcher import find_commands
 REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("losses", "recognition", "eval", "tools")
 READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS))
-DOCUMENTS = (*READMES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md")
+DOCUMENTS = (*READMES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "tools/planning.md")
 RECIPE = "linear_margin"  # the loss that CONTRIBUTING.md adds
 
 

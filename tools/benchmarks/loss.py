@@ -25,9 +25,9 @@ from dsoftmax.recognition.common.memory import (
     resident_bytes,
 )
 from dsoftmax.recognition.common.progress import progress
+from dsoftmax.recognition.common.speed import copy_bandwidth
 from dsoftmax.tools.benchmarks.measuring import Isolated
 
-COPIED_FLOATS = 1 << 26  # far more than any cache holds
 FLOOR_CLASSES = 1 << 16  # at a time: more are no faster
 SWEEP_ROWS = 100_000  # a sweep leaves out steps with more class weights: they take too long
 NETWORK_SECONDS = 0.1  # of the pause that stands for a network on a GPU: no core is busy
@@ -263,16 +263,7 @@ class Bench:
 
     def copy_bandwidth(self) -> float:
         """Return the bytes per second that a plain copy of a large array reads and writes."""
-        device = self.head.store.shards[0].device
-        source, target = (nd.zeros((COPIED_FLOATS,), ctx=device) for _ in range(2))
-        seconds = []
-        for _ in range(5):
-            nd.waitall()
-            started = time.perf_counter()
-            source.copyto(target)
-            nd.waitall()
-            seconds.append(time.perf_counter() - started)
-        return 2 * 4 * COPIED_FLOATS / min(seconds)
+        return copy_bandwidth(self.head.store.shards[0].device)
 
     def rows(self) -> int:
         """Return how many class weights the last step read and wrote."""
