@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from dsoftmax.losses.stores.base import ClassStore
     from dsoftmax.recognition.common.distributed.group import Group
 
+CRITERIA = "dsoftmax.losses.criteria."
 # The choices of negatives. The keyword arguments of a sampler's `make` are its options.
 NEGATIVES = {
     "all": "dsoftmax.losses.samplers.AllClasses",
@@ -108,7 +109,7 @@ def register(name: str, criterion: type[Criterion], negatives: str = "all", **op
     """
     known = PRESETS.get(name)
     # A configuration may be loaded twice, and then registers its classes again.
-    is_again = known is not None and _name_of(known.criterion) == _name_of(criterion)
+    is_again = known is not None and _same_name(_class_of(known.criterion), criterion)
     if known is not None and not is_again:
         raise ValueError(f"there is a loss {name!r} already: choose another name")
     preset = Preset(criterion, negatives, options)
@@ -116,10 +117,12 @@ def register(name: str, criterion: type[Criterion], negatives: str = "all", **op
     PRESETS[name] = preset
 
 
-def _name_of(criterion: str | type[Criterion]) -> str:
-    if isinstance(criterion, str):
-        return f"dsoftmax.losses.criteria.{criterion}"
-    return f"{criterion.__module__}.{criterion.__qualname__}"
+def _class_of(criterion: str | type[Criterion]) -> type[Criterion]:
+    return _import(CRITERIA + criterion) if isinstance(criterion, str) else criterion
+
+
+def _same_name(one: type, other: type) -> bool:
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 @dataclass(frozen=True)
@@ -207,9 +210,7 @@ def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str 
     if negatives not in NEGATIVES:
         raise ValueError(f"negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}")
     check_mxnet()
-    criterion = preset.criterion
-    if isinstance(criterion, str):
-        criterion = _import(_name_of(criterion))
+    criterion = _class_of(preset.criterion)
     sampler = _import(NEGATIVES[negatives])
     defaults = {**_criterion_options(criterion), **_sampler_options(sampler), "normalize": True}
     chosen = {**preset.options, **options}
@@ -234,7 +235,7 @@ def default_options(name: str) -> dict[str, Any]:
     """
     preset = PRESETS[name]
     if isinstance(preset.criterion, str):
-        options = signatures.parameters(_name_of(preset.criterion), "__init__")
+        options = signatures.parameters(CRITERIA + preset.criterion, "__init__")
         options["scale"] = DEFAULT_SCALE
     else:
         options = _criterion_options(preset.criterion)

@@ -1,0 +1,38 @@
+"""The criteria: each loss of the family as a few lines on two numbers per sample.
+
+`z_y` is the cosine with the sample's own class, `n` the log-sum-exp of the scaled cosines with its
+negatives. A criterion does not know which negatives these are, where their weights live, or how n
+was computed. Each family of criteria has a file.
+"""
+
+from dsoftmax.losses.criteria.adaface import AdaFace
+from dsoftmax.losses.criteria.angles import add_angle, angle_of, multiply_angle, sine_of
+from dsoftmax.losses.criteria.arcface import ArcFace
+from dsoftmax.losses.criteria.base import BatchContext, Criterion, Entangled, in_range, softplus
+from dsoftmax.losses.criteria.combined import Combined
+from dsoftmax.losses.criteria.cosface import CosFace
+from dsoftmax.losses.criteria.dsoftmax import DSoftmax, DSoftmaxArcFace, DSoftmaxSoftmax, Hybrid
+from dsoftmax.losses.criteria.softmax import Softmax
+from dsoftmax.losses.criteria.sphereface import SphereFace
+
+__all__ = [
+    "AdaFace",
+    "ArcFace",
+    "BatchContext",
+    "Combined",
+    "CosFace",
+    "Criterion",
+    "DSoftmax",
+    "DSoftmaxArcFace",
+    "DSoftmaxSoftmax",
+    "Entangled",
+    "Hybrid",
+    "Softmax",
+    "SphereFace",
+    "add_angle",
+    "angle_of",
+    "in_range",
+    "multiply_angle",
+    "sine_of",
+    "softplus",
+]
