@@ -11,6 +11,7 @@ from mxnet.gluon import Block
 
 from dsoftmax.losses.criteria import BatchContext, Criterion
 from dsoftmax.losses.kernels import SMALLEST_NORM, RowGradient, row_sum
+from dsoftmax.losses.reductions import Reduction
 from dsoftmax.losses.samplers import Sampler
 from dsoftmax.losses.step import StepInputs
 from dsoftmax.losses.stores.base import ClassStore
@@ -43,6 +44,9 @@ class Head(Block):
         Classes per product when n is computed, to save memory.
     seed : int
         Of the weights' initialization.
+    inter_filter : float, optional
+        A cosine above which a negative is taken for another image of the sample's own person under
+        a wrong label: its cosine counts as 0 and has no gradient. Partial FC has 0.4.
 
     Inputs:
         - **embeddings**: (B, D) float32, on any context.
@@ -61,14 +65,18 @@ class Head(Block):
         normalize: bool = True,
         chunk: int | None = None,
         seed: int = 0,
+        inter_filter: float | None = None,
     ):
         super().__init__()
+        if not isinstance(inter_filter, (int, float, type(None))):
+            raise ValueError(f"inter_filter must be a cosine like 0.4, not {inter_filter!r}")
         self.criterion = criterion
         self.sampler = sampler
         self.store = store
         self.normalize = normalize
         self.chunk = chunk
         self.seed = seed
+        self.inter_filter = inter_filter
         # Training batches so far, or announced updates: draws are a function of (seed, step).
         self.step = 0
         self._is_initialized = False
@@ -210,9 +218,17 @@ class Head(Block):
     def _describe_step(self, labels: np.ndarray, embeddings, for_training: bool) -> StepInputs:
         """Draw the negatives of a step."""
         draw = self.sampler.draw(self.step, labels, embeddings)
-        return StepInputs(
-            labels, draw, self.criterion.scale, self.normalize, self.chunk, for_training
+        inputs = StepInputs(
+            labels,
+            draw,
+            self.criterion.scale,
+            self.normalize,
+            self.chunk,
+            for_training,
+            follows_target=self.criterion.follows_target,
         )
+        self.criterion.prepare(sum(inputs.count_negatives(self.num_classes)))
+        return inputs
 
     def _check_initialized(self) -> None:
         if not self._is_initialized:
@@ -229,25 +245,46 @@ class Head(Block):
         is_training = autograd.is_recording()
         if not is_training or self.sampler.needs_embeddings:
             check_lengths(norm.asnumpy())  # in training it is done later, see `read_loss`
+        learned = {}  # filled when the step has begun, which may choose their first values
+
+        def context_of(inputs: StepInputs, z_y: nd.NDArray | None) -> BatchContext:
+            inter_weight = inputs.draw.inter_weight
+            return BatchContext(self.step, norm, inter_weight, is_training, z_y, learned)
+
+        def make_reduction(inputs: StepInputs, z_y: nd.NDArray | None) -> Reduction:
+            learned.update(self._learned_numbers(norm.context, is_training))
+            with autograd.record() if is_training else autograd.pause():
+                reduction = self.criterion.reduction(context_of(inputs, z_y))
+            limit = self.inter_filter
+            return reduction if limit is None else reduction.filtered(limit)
+
         with autograd.pause():
             if is_training and self._updates.awaits_batches:
-                step = self._updates.run_announced(labels, embeddings.detach())
+                step = self._updates.run_announced(labels, embeddings.detach(), make_reduction)
             else:
                 inputs = self._describe_step(labels, embeddings.detach(), is_training)
-                step = self._updates.run(inputs, embeddings.detach())
+                step = self._updates.run(inputs, embeddings.detach(), make_reduction)
         z_y, n = step.record(embeddings)
-        batch = BatchContext(self.step, norm, step.inputs.draw.inter_weight, is_training)
-        arguments = self.criterion.arguments(batch)
+        arguments = self.criterion.arguments(context_of(step.inputs, step.z_y))
         loss = self.criterion(z_y, n, sample_weight, *arguments)
         with autograd.pause():
             arguments = [argument.detach() for argument in arguments]
             parts = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
-            self._updates.latest.watch(loss, norm)
+            self._updates.latest.watch(loss, norm, learned)
         for name, part in zip(("intra", "inter"), parts):
             self._updates.latest.loss_parts[name].append(part)
         if is_training and not self._updates.awaits_batches:
             self.step += 1
         return loss
+
+    def _learned_numbers(self, context: mx.Context, is_training: bool) -> dict[str, nd.NDArray]:
+        """Return copies of the criterion's learned numbers, (1,) each, that receive gradients."""
+        copies = {}
+        for name in self.criterion.learned:
+            copies[name] = self.criterion.number(name, context).astype("float32")
+            if is_training:
+                copies[name].attach_grad()
+        return copies
 
     def read_loss(self) -> float:
         """Return the mean loss of the last batch, or of the micro-batches of the last update.
@@ -273,6 +310,13 @@ class Head(Block):
             As in `Update.weight_gradients`.
         """
         return self._updates.take_gradients()
+
+    def learned_gradients(self) -> dict[str, nd.NDArray]:
+        """Return the gradients to the criterion's learned numbers, (1,) each by name.
+
+        They are those of the update whose gradients to the class weights were taken last.
+        """
+        return self._updates.learned_gradients
 
     def _check_labels(self, labels) -> np.ndarray:
         labels = labels.asnumpy() if isinstance(labels, nd.NDArray) else np.asarray(labels)
@@ -327,10 +371,11 @@ class Head(Block):
         return {**stats, **self.sampler.stats}
 
     def __repr__(self) -> str:
+        below = "" if self.inter_filter is None else f" below a cosine of {self.inter_filter:g}"
         chunk = f", {self.chunk} classes at a time" if self.chunk else ""
         return (
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "
-            f"{self.sampler!r}{chunk}; on {self.store.describe()})"
+            f"{self.sampler!r}{below}{chunk}; on {self.store.describe()})"
         )
 
 

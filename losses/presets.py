@@ -32,10 +32,14 @@ NEGATIVES = {
     "classes": "dsoftmax.losses.samplers.RandomClasses",
     "rows": "dsoftmax.losses.samplers.RandomRows",
     "forest": "dsoftmax.losses.forest.ForestClasses",
+    "batch": "dsoftmax.losses.samplers.BatchClasses",
+    "mixed": "dsoftmax.losses.forest.MixedClasses",
 }
 DEFAULT_SCALE = 64  # insightface's
 PAPER = {"scale": 32}
-OF_EVERY_LOSS = ("weight", "batch_axis")  # Gluon's parameters, which a head does not pass on
+GLUON = ("weight", "batch_axis")  # parameters of Gluon's losses, which a head does not pass on
+# Options of the head, whatever its criterion and its negatives.
+OF_EVERY_LOSS = {"normalize": True, "inter_filter": None}
 
 
 @dataclass(frozen=True)
@@ -63,10 +67,17 @@ PRESETS = {
     "softmax": Preset("Softmax", options={"scale": 1, "normalize": False}),
     "nsoftmax": Preset("Softmax", title="NormFace"),
     "sphereface": Preset("SphereFace", options=PAPER),
+    "sphereface_r": Preset("SphereFaceR", options={"scale": 30}, title="SphereFace-R"),
     "cosface": Preset("CosFace"),
     "arcface": Preset("ArcFace"),
     "combined": Preset("Combined", title="Combined Margin"),
     "adaface": Preset("AdaFace"),
+    "magface": Preset("MagFace"),
+    "mv_softmax": Preset("MVSoftmax", options={"scale": 32}, title="MV-Softmax"),
+    "curricularface": Preset("CurricularFace"),
+    "circle": Preset("Circle", options={"scale": 256}, title="Circle loss"),
+    "uniface": Preset("UniFace"),
+    "sphereface2": Preset("SphereFace2", options={"scale": 40}),
     "dsoftmax": Preset("DSoftmax", options=PAPER, title="D-Softmax"),
     "dsoftmax_b": Preset("DSoftmax", "rows", PAPER, "D-Softmax-B"),
     "dsoftmax_k": Preset("DSoftmax", "classes", PAPER, "D-Softmax-K"),
@@ -98,7 +109,7 @@ def register(name: str, criterion: type[Criterion], negatives: str = "all", **op
         A new one.
     criterion : type of Criterion
         The parameters of its constructor are the options of the loss.
-    negatives : {"all", "classes", "rows", "forest"}
+    negatives : {"all", "classes", "rows", "forest", "batch", "mixed"}
     **options
         Defaults that differ from the constructor's.
 
@@ -140,7 +151,7 @@ class LossSpec:
         A key of `NEGATIVES`.
     sampler : type of Sampler
     options : dict
-        Every option of criterion and sampler, and ``normalize``, with its value.
+        Every option of criterion and sampler, and of every loss, with its value; `negatives`, too.
     """
 
     name: str
@@ -152,8 +163,16 @@ class LossSpec:
 
     @property
     def sampled_share(self) -> float | None:
-        """The share of the classes whose weights a step uses; None for all of them."""
-        return self.options["sample_rate"] if self.sampler.is_sparse else None
+        """The largest share of the classes whose weights a step uses; None for all of them.
+
+        Those of the batch itself are not counted.
+        """
+        if not self.sampler.is_sparse:
+            return None
+        from dsoftmax.losses.samplers import SampleRate
+
+        rate = self.options.get("sample_rate")  # there is none for the classes of the batch alone
+        return 0.0 if rate is None else max(SampleRate(rate).rates)
 
     def make_criterion(self) -> Criterion:
         """Make the criterion."""
@@ -180,9 +199,9 @@ def resolve(
         One of `names`.
     options : dict
         What differs from the preset's values.
-    negatives : {"all", "classes", "rows", "forest"}, optional
-        Another choice of negatives than the preset's. A ``sample_rate`` for a preset of all
-        classes samples classes.
+    negatives : {"all", "classes", "rows", "forest", "batch", "mixed"}, optional
+        Another choice of negatives than the preset's; also as an option. A ``sample_rate`` for a
+        preset of all classes samples classes.
 
     Raises
     ------
@@ -204,6 +223,8 @@ def resolve(
 
 
 def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str | None) -> LossSpec:
+    options = dict(options)
+    negatives = options.pop("negatives", negatives)
     if negatives is None:
         is_sampled = preset.negatives == "all" and "sample_rate" in options
         negatives = "classes" if is_sampled else preset.negatives
@@ -212,7 +233,7 @@ def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str 
     check_mxnet()
     criterion = _class_of(preset.criterion)
     sampler = _import(NEGATIVES[negatives])
-    defaults = {**_criterion_options(criterion), **_sampler_options(sampler), "normalize": True}
+    defaults = {**_criterion_options(criterion), **_sampler_options(sampler), **OF_EVERY_LOSS}
     chosen = {**preset.options, **options}
     unknown = sorted(set(chosen) - set(defaults))
     if unknown:
@@ -222,7 +243,8 @@ def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str 
             f"{what} has no option {', '.join(unknown)}{did_you_mean(unknown[0], sorted(legal))}"
         )
     title = preset.title or criterion.__name__
-    return LossSpec(name, title, criterion, negatives, sampler, {**defaults, **chosen})
+    values = {**defaults, **chosen, "negatives": negatives}
+    return LossSpec(name, title, criterion, negatives, sampler, values)
 
 
 def default_options(name: str) -> dict[str, Any]:
@@ -231,7 +253,7 @@ def default_options(name: str) -> dict[str, Any]:
     Examples
     --------
     >>> default_options("cosface")
-    {'scale': 64, 'm3': 0.35, 'normalize': True}
+    {'scale': 64, 'm3': 0.35, 'normalize': True, 'inter_filter': None, 'negatives': 'all'}
     """
     preset = PRESETS[name]
     if isinstance(preset.criterion, str):
@@ -240,9 +262,9 @@ def default_options(name: str) -> dict[str, Any]:
     else:
         options = _criterion_options(preset.criterion)
     options.update(signatures.parameters(NEGATIVES[preset.negatives], "make"))
-    for other in (*OF_EVERY_LOSS, "self", "cls", "setting"):
+    for other in (*GLUON, "self", "cls", "setting"):
         options.pop(other, None)
-    return {**options, "normalize": True, **preset.options}
+    return {**options, **OF_EVERY_LOSS, "negatives": preset.negatives, **preset.options}
 
 
 def _import(path: str) -> Any:
@@ -256,7 +278,7 @@ def _criterion_options(criterion: type[Criterion]) -> dict[str, Any]:
     return {
         parameter.name: DEFAULT_SCALE if parameter.name == "scale" else parameter.default
         for parameter in parameters
-        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in OF_EVERY_LOSS
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in GLUON
     }
 
 
@@ -300,7 +322,7 @@ def create(
         Classes per product when n is computed: less memory, one more matrix product.
     seed : int
         Of the initialization and of everything that is drawn.
-    negatives : {"all", "classes", "rows", "forest"}, optional
+    negatives : {"all", "classes", "rows", "forest", "batch", "mixed"}, optional
         Another choice of negatives than the preset's. A `sample_rate` for a preset of all classes
         samples classes.
     group : Group, optional
@@ -312,10 +334,11 @@ def create(
         rounded at random, as a function of (seed, step, class), so that its mean is exact.
     **options
         ``scale``; of the criterion, such as ``d`` or ``m1, m2, m3``; of the negatives:
-        ``sample_rate``; for classes ``batch_classes`` ("excluded", "counted" or "added") and
-        ``correction`` (None or "logq"); for rows ``mean_over_rows``; for a forest
-        ``batch_classes``, ``trees`` and ``rebuild_every``. ``normalize=False`` takes inner products
-        instead of cosines.
+        ``sample_rate``, a number or a list of (step, rate); for classes ``batch_classes``
+        ("excluded", "counted" or "added") and ``correction`` (None or "logq"); for rows
+        ``mean_over_rows``; for a forest ``batch_classes``, ``trees`` and ``rebuild_every``; for
+        mixed negatives these and ``nearest``. ``normalize=False`` takes inner products
+        instead of cosines; ``inter_filter`` leaves out negatives above this cosine.
 
     Returns
     -------
@@ -358,7 +381,7 @@ def create(
         spec.make_criterion(),
         spec.make_sampler(weights, seed),
         weights,
-        normalize=spec.options["normalize"],
         chunk=chunk,
         seed=seed,
+        **{name: spec.options[name] for name in OF_EVERY_LOSS},
     )

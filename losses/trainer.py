@@ -103,7 +103,16 @@ class HeadTrainer:
             raise
         self._optimizer.rescale_grad = self._scale / batch_size
         self._update_all(gradients)
+        self._learn()
         self._updates += 1
+
+    def _learn(self) -> None:
+        """Update the learned numbers of the criterion, which every process has."""
+        optimizer = self._optimizer
+        gradients = self._head.learned_gradients()
+        scaled = {name: optimizer.rescale_grad * grad for name, grad in gradients.items()}
+        momentum = getattr(optimizer, "momentum", 0.0)
+        self._head.criterion.learn(scaled, self.learning_rate, momentum)
 
     def _update_all(self, gradients: Iterator[tuple[int, slice | np.ndarray, RowGradient]]) -> None:
         """Update the weights by the gradients of a step."""

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 
-from dsoftmax.losses.log_sum_exp import CACHED_CLASSES
+from dsoftmax.losses.negatives import CACHED_CLASSES
 from dsoftmax.losses.stores import find_store
 from dsoftmax.losses.stores.base import FLOAT_BYTES, StoreMemory
 
@@ -115,11 +115,12 @@ def of_device(
     )
     statistics = sum(int(np.prod(shape)) for shape in auxiliary)
     class_rows = -(-head.num_classes // head.devices)
-    used = max(round(class_rows * (head.sampled_share or 1)), 1)
+    share = 1 if head.sampled_share is None else head.sampled_share
+    used = max(round(class_rows * share), 1)
     at_once = min(head.chunk or (used if head.keeps_logits else CACHED_CLASSES), used)
     # The class rows in use are copied, have a gradient of the same size, and are copied once more,
     # with their momenta, to be updated.
-    copied = (4 if head.momentum else 3) * used if head.sampled_share else 0
+    copied = (4 if head.momentum else 3) * used if head.sampled_share is not None else 0
     return Estimate(
         FLOAT_BYTES * (3 * parameters + statistics),
         int(KEPT_BESIDE_OUTPUTS * FLOAT_BYTES * produced),

@@ -41,24 +41,12 @@ class AdaFace(Entangled):
     def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
         """Return the quality q of each sample, (B,)."""
         norm = batch.norm.detach().clip(0.001, 100)  # a measure, not to be trained
-        if batch.is_training:
-            # A batch that the trainer will refuse leaves no trace.
-            is_finite = mx.nd.contrib.isfinite(batch.norm.detach()).min()
-            for name, value in (("mean", norm.mean()), ("deviation", _deviation(norm))):
-                before = self._state_on(norm.context, name)
-                after = before + self.forget * (value.astype("float64") - before)
-                self.state[name] = mx.nd.where(is_finite, after, before)
-        mean, deviation = (self._state_on(norm.context, name) for name in ("mean", "deviation"))
+        self.follow("mean", norm.mean(), self.forget, batch)
+        self.follow("deviation", _deviation(norm), self.forget, batch)
+        mean, deviation = (self.number(name, norm.context) for name in ("mean", "deviation"))
         above = mx.nd.broadcast_sub(norm, mean.astype("float32"))
         quality = mx.nd.broadcast_div(self.h * above, (deviation + 0.001).astype("float32"))
         return [quality.clip(-1, 1)]
-
-    def _state_on(self, context: mx.Context, name: str) -> mx.nd.NDArray:
-        """Return a number of the state as an array, (1,) float64."""
-        value = self.state[name]
-        if isinstance(value, mx.nd.NDArray):
-            return value.as_in_context(context)
-        return mx.nd.full((1,), value, ctx=context, dtype="float64")
 
     def target(self, F, z_y, quality):
         """φ = cos(θ - m q) - (m + m q)."""

@@ -38,6 +38,12 @@ def add_angle(F, cosine, angle: float):
     return F.where(is_inside, turned, cosine - angle * math.sin(angle))
 
 
+def add_angles(F, cosine, angle):
+    """Do as `add_angle` with an angle per sample, (B,)."""
+    turned = cosine * F.cos(angle) - sine_of(F, cosine) * F.sin(angle)
+    return F.where(cosine > -F.cos(angle), turned, cosine - angle * F.sin(angle))
+
+
 def multiply_angle(F, cosine, factor: float):
     """ψ(θ) of SphereFace: cos(factor θ), continued so that it falls over the whole of [0, π].
 

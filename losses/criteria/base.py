@@ -8,6 +8,8 @@ from typing import NamedTuple
 import mxnet as mx
 from mxnet.gluon.loss import Loss, _apply_weighting
 
+from dsoftmax.losses.reductions import LOG_SUM_EXP, Reduction
+
 
 class BatchContext(NamedTuple):
     """What a criterion may know about the batch beside z_y and n."""
@@ -16,6 +18,9 @@ class BatchContext(NamedTuple):
     norm: mx.nd.NDArray  # (B,) lengths of the embeddings, with their gradient
     inter_weight: float | None = None  # a factor of the inter-class loss; None for 1
     is_training: bool = True
+    z_y: mx.nd.NDArray | None = None  # (B,) without a gradient, if the criterion follows it
+    # The criterion's learned numbers, (1,) each, that receive the gradient of this batch.
+    learned: dict[str, mx.nd.NDArray] | None = None
 
 
 def softplus(F, x):
@@ -54,6 +59,8 @@ class Criterion(Loss):
     """
 
     dissected = False
+    follows_target = False  # whether `reduction` looks at z_y
+    learned: tuple[str, ...] = ()  # the numbers of the state that the trainer updates
 
     def __init__(self, scale: float, weight=None, batch_axis: int = 0, **kwargs):
         super().__init__(weight, batch_axis, **kwargs)
@@ -70,6 +77,46 @@ class Criterion(Loss):
         Plain numbers won't do: a hybridized graph would keep those of its first call.
         """
         return []
+
+    def reduction(self, batch: BatchContext) -> Reduction:
+        """Return how n is made of the logits of the negatives, for each batch."""
+        return LOG_SUM_EXP
+
+    def prepare(self, negatives: int) -> None:
+        """Choose what depends on how many negatives a sample has; called before every step."""
+
+    def number(self, name: str, context: mx.Context) -> mx.nd.NDArray:
+        """Return a number of the state as an array, (1,) float64."""
+        value = self.state[name]
+        if isinstance(value, mx.nd.NDArray):
+            return value.as_in_context(context)
+        return mx.nd.full((1,), value, ctx=context, dtype="float64")
+
+    def learned_number(self, name: str, batch: BatchContext) -> mx.nd.NDArray:
+        """Return a learned number, (1,), as an array that receives the gradient of a batch."""
+        if batch.learned is None:  # without a head
+            return self.number(name, batch.norm.context).astype("float32")
+        return batch.learned[name]
+
+    def follow(self, name: str, value: mx.nd.NDArray, forget: float, batch: BatchContext) -> None:
+        """Let a running mean of the state follow a batch's value, (1,).
+
+        An evaluation, and a batch that the trainer will refuse, leave no trace.
+        """
+        if batch.is_training:
+            is_finite = mx.nd.contrib.isfinite(batch.norm.detach()).min()
+            before = self.number(name, value.context)
+            after = before + forget * (value.astype("float64") - before)
+            self.state[name] = mx.nd.where(is_finite, after, before)
+
+    def learn(self, gradients: dict[str, mx.nd.NDArray], lr: float, momentum: float) -> None:
+        """Update learned numbers by their gradients, (1,) each: SGD without weight decay."""
+        for name, gradient in gradients.items():
+            context, speed = gradient.context, f"{name}_momentum"
+            self.state.setdefault(speed, 0.0)
+            moved = momentum * self.number(speed, context) - lr * gradient.astype("float64")
+            self.state[speed] = moved
+            self.state[name] = self.number(name, context) + moved
 
     def read_state(self) -> dict[str, float]:
         """Return the numbers of the state, to be saved."""
@@ -132,3 +179,35 @@ class Entangled(Criterion):
     def _target_of(self, z_y: float) -> float:
         arguments = self.arguments(BatchContext(step=1 << 30, norm=mx.nd.ones((1,))))
         return float(self.target(mx.nd, mx.nd.array([z_y]), *arguments).asscalar())
+
+
+class Dissected(Criterion):
+    """An intra-class and an inter-class loss of their own.
+
+    A subclass defines both. They are given the learned numbers as further inputs, (1,) each.
+    """
+
+    dissected = True
+
+    def intra(self, F, z_y, *learned):
+        """Return the intra-class loss, (B,)."""
+        raise NotImplementedError(f"{type(self).__name__} must define intra(F, z_y)")
+
+    def inter(self, F, z_y, n, *learned):
+        """Return the inter-class loss, (B,); it may look at z_y but sends it no gradient."""
+        raise NotImplementedError(f"{type(self).__name__} must define inter(F, z_y, n)")
+
+    def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
+        """Return the learned numbers, and the weight of the inter part where it has one."""
+        learned = [self.learned_number(name, batch) for name in self.learned]
+        if batch.inter_weight is None:
+            return learned
+        return [*learned, mx.nd.full((1,), batch.inter_weight, ctx=batch.norm.context)]
+
+    def parts(self, F, z_y, n, *arguments):
+        """Return the intra-class and the inter-class loss, (B,) each."""
+        count = len(self.learned)
+        learned, inter_weight = arguments[:count], arguments[count:]
+        intra = self.intra(F, z_y, *learned)
+        inter = self.inter(F, F.BlockGrad(z_y), n, *learned)
+        return intra, F.broadcast_mul(inter, inter_weight[0]) if inter_weight else inter

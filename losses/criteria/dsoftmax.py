@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import math
 
-import mxnet as mx
-
 from dsoftmax.losses.criteria.angles import add_angle
-from dsoftmax.losses.criteria.base import BatchContext, Criterion, in_range, softplus
+from dsoftmax.losses.criteria.base import Dissected, in_range, softplus
+
+LEARNED = "learned"
 
 
-class DSoftmax(Criterion):
+class DSoftmax(Dissected):
     """Dissected softmax: softplus(s (d - z_y)) + softplus(n).
 
     The paper's ε is e^{s d}, which would overflow; d is where the intra-class gradient ends.
 
+    A learned d is m + b / s with the learned threshold b of UniFace, whose intra-class part this
+    is; the inter-class part is softplus(n - b). b begins at log M with M negatives per sample, so
+    that d begins where a softmax with the margin m ends.
+
     Parameters
     ----------
-    d : float
+    d : float or "learned"
         Termination point of the intra-class part; the paper's best is 0.9.
+    m : float
+        Of a learned d: how far positives shall be above the threshold of the negatives.
 
     Examples
     --------
@@ -26,42 +32,56 @@ class DSoftmax(Criterion):
     >>> loss = criterion(z_y, n)
     """
 
-    dissected = True
-
-    def __init__(self, scale: float, d: float = 0.9, **kwargs):
+    def __init__(self, scale: float, d: float | str = 0.9, m: float = 0.4, **kwargs):
         super().__init__(scale, **kwargs)
-        self.d = float(d)
+        self.m = m
+        self.d = d if d == LEARNED else _number(d)
+        if d == LEARNED:
+            self.learned = ("b",)
 
-    def arguments(self, batch: BatchContext) -> list[mx.nd.NDArray]:
-        """Return the weight of the inter part, (1,), where it has one."""
-        if batch.inter_weight is None:
-            return []
-        return [mx.nd.full((1,), batch.inter_weight, ctx=batch.norm.context)]
+    def prepare(self, negatives: int) -> None:
+        """Choose b, if it is to be learned and not known."""
+        if self.learned:
+            self.state.setdefault("b", math.log(max(negatives, 1)))
 
-    def inter(self, F, z_y, n):
-        """Return the inter-class loss, (B,); it may look at z_y but sends it no gradient."""
-        return softplus(F, n)
+    def intra(self, F, z_y, b=None):
+        """Return softplus(s (d - z_y))."""
+        if b is None:
+            return softplus(F, self.scale * (self.d - z_y))
+        return softplus(F, F.broadcast_add(self.scale * (self.m - z_y), b))
+
+    def inter(self, F, z_y, n, b=None):
+        """Return softplus(n), or softplus(n - b)."""
+        return softplus(F, n if b is None else F.broadcast_sub(n, b))
 
     def inter_floor(self, n: float) -> float | None:
         """Return the inter loss of an n."""
-        return math.log1p(math.exp(n))
-
-    def parts(self, F, z_y, n, inter_weight=None):
-        """Return the intra-class and the inter-class loss, (B,) each."""
-        intra = softplus(F, self.scale * (self.d - z_y))
-        inter = self.inter(F, F.BlockGrad(z_y), n)
-        return intra, inter if inter_weight is None else F.broadcast_mul(inter, inter_weight)
+        b = self.read_state()["b"] if self.learned else 0.0
+        return math.log1p(math.exp(n - b))
 
     def termination_point(self, n: float) -> float:
         """Say at which z_y the intra-class gradient dies away: at d, whatever n."""
-        return self.d
+        return self.m + self.read_state()["b"] / self.scale if self.learned else self.d
 
     def _describe(self) -> str:
-        return f"{super()._describe()}, d={self.d:g}"
+        d = f"learned, m={self.m:g}" if self.learned else f"{self.d:g}"
+        return f"{super()._describe()}, d={d}"
+
+
+def _number(d) -> float:
+    try:
+        return float(d)
+    except (TypeError, ValueError):
+        raise ValueError(f"d must be a number like 0.9, or 'learned', not {d!r}") from None
 
 
 class Hybrid(DSoftmax):
     """D-Softmax's intra part with the inter part of another loss, which looks at z_y too."""
+
+    def __init__(self, scale: float, d: float = 0.9, **kwargs):
+        if d == LEARNED:
+            raise ValueError(f"d can't be learned by {type(self).__name__}, but by D-Softmax")
+        super().__init__(scale, d, **kwargs)
 
     def inter_floor(self, n: float) -> None:
         """Return None: the inter loss has no floor."""

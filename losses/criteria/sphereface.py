@@ -1,10 +1,12 @@
-"""SphereFace: a factor of the angle."""
+"""SphereFace and SphereFace-R: a factor of the angle."""
 
 from __future__ import annotations
 
+import math
+
 import mxnet as mx
 
-from dsoftmax.losses.criteria.angles import multiply_angle
+from dsoftmax.losses.criteria.angles import angle_of, multiply_angle
 from dsoftmax.losses.criteria.base import BatchContext, Entangled, in_range
 
 
@@ -64,3 +66,34 @@ class SphereFace(Entangled):
 
     def _describe(self) -> str:
         return f"{super()._describe()}, m1={self.m1:g}, annealing={self.annealing}"
+
+
+class SphereFaceR(Entangled):
+    """A multiplicative margin whose gradient is that of a plain softmax: φ = cos(min(m1 θ_y, π)).
+
+    The paper's SphereFace-R v1 with its characteristic gradient detachment: the margin enters the
+    probabilities, z_y has the slope 1. It needs no annealing.
+
+    Parameters
+    ----------
+    m1 : float
+        Usually 1.4 to 1.7.
+
+    Examples
+    --------
+    >>> criterion = SphereFaceR(scale=30, m1=1.5)
+    >>> loss = criterion(z_y, n)
+    """
+
+    def __init__(self, scale: float, m1: float = 1.5, **kwargs):
+        super().__init__(scale, **kwargs)
+        self.m1 = in_range("m1", m1, 1, 16)
+
+    def target(self, F, z_y):
+        """φ = cos(min(m1 θ, π)), with the gradient of z."""
+        constant = F.BlockGrad(z_y)
+        multiplied = F.cos(F.clip(self.m1 * angle_of(F, constant), 0, math.pi))
+        return z_y + (multiplied - constant)
+
+    def _describe(self) -> str:
+        return f"{super()._describe()}, m1={self.m1:g}"

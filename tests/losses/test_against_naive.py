@@ -117,6 +117,24 @@ def test_scales(preset, problem, scale):
         ("combined", {"m1": 1.2, "m2": 0.4, "m3": 0.1}),
         ("combined", {"m1": 2, "m2": 0.0, "m3": 0.0}),
         ("adaface", {"m": 0.2}),
+        *(("sphereface_r", {"m1": m1}) for m1 in (1, 2.5)),
+        ("magface", {"l_a": 5, "u_a": 12, "regularizer": 300}),
+        ("magface", {"l_a": 1, "u_a": 30, "l_m": 0.1, "u_m": 1.0}),
+        *((preset, {"d": "learned", "m": 0.3}) for preset in ("dsoftmax", "dsoftmax_k")),
+        ("dsoftmax_b", {"d": "learned", "sample_rate": 0.5, "mean_over_rows": True}),
+        ("mv_softmax", {"m2": 0.5, "m3": 0.0, "t": 1.1}),
+        ("mv_softmax", {"t": 1.0}),
+        ("curricularface", {"m2": 0.2, "forget": 0.9}),
+        ("circle", {"m": 0.4, "scale": 30}),
+        *((preset, {"b": 3.0}) for preset in ("uniface", "sphereface2")),
+        *(("sphereface2", {"t": t, "alpha": 0.4}) for t in (1, 2)),
+        *(
+            (preset, {"sample_rate": 0.4, "correction": "logq", "batch_classes": batch_classes})
+            for preset in ("mv_softmax", "curricularface", "circle", "uniface", "sphereface2")
+            for batch_classes in ("excluded", "added")
+        ),
+        *((preset, {"inter_filter": 0.3}) for preset in losses.names() if preset != "softmax"),
+        ("circle", {"inter_filter": -0.5}),
         ("dsoftmax_b", {"mean_over_rows": True, "sample_rate": 0.3}),
         *(
             (preset, {"batch_classes": batch_classes, **correction})
@@ -154,7 +172,9 @@ def test_all_samples_of_one_class(preset, problem):
 
 
 # At θ = 0 and π the gradient of these to an embedding has no limit: it depends on the direction.
-CUSPED = {"arcface", "rand_arcface", "combined", "adaface", "sphereface"}
+CUSPED = {
+    *("arcface", "rand_arcface", "combined", "adaface", "sphereface", "curricularface", "magface")
+}
 
 
 @pytest.mark.parametrize("preset", losses.names())

@@ -20,6 +20,8 @@ SAMPLED = ["dsoftmax_k", "rand_softmax", "rand_arcface", "hf_softmax"]
 def options_of(preset):
     if preset == "hf_softmax":
         return {"sample_rate": 0.3, "trees": 5, "rebuild_every": 4}
+    if preset == "circle":  # at a scale of 256, steps are so large that they magnify rounding
+        return {"scale": 64}
     return {"sample_rate": RATES[preset]} if preset in RATES else {}
 
 
@@ -74,8 +76,32 @@ def test_host(preset, devices):
     assert_same(train(preset, ctx=contexts, store="host"), train(preset))
 
 
+SHAPED = [
+    ("arcface", {"inter_filter": 0.3}),
+    ("dsoftmax_b", {"inter_filter": 0.3}),
+    *((name, {"sample_rate": 0.3}) for name in ("mv_softmax", "curricularface", "circle")),
+    *((name, {"sample_rate": 0.3, "correction": "logq"}) for name in ("uniface", "sphereface2")),
+    ("uniface", {"negatives": "rows", "sample_rate": 0.5, "mean_over_rows": True}),
+    ("curricularface", {"negatives": "rows", "sample_rate": 0.5}),
+    ("dsoftmax", {"negatives": "batch"}),
+    ("dsoftmax", {"d": "learned", "sample_rate": 0.3}),
+    ("arcface", {"negatives": "mixed", "sample_rate": 0.4, "nearest": 2, "trees": 5}),
+    ("cosface", {"sample_rate": [(0, 0.3), (4, 1.0)]}),
+    ("circle", {"negatives": "forest", "sample_rate": 0.3, "trees": 5, "inter_filter": 0.3}),
+]
+
+
+@pytest.mark.parametrize(("preset", "options"), SHAPED, ids=str)
+def test_with_every_choice_of_negatives(preset, options):
+    expected = train(preset, **options)
+    contexts = [mx.cpu(1 + i) for i in range(2)]
+    chosen = {**options_of(preset), **options}
+    store = "device" if losses.resolve(preset, chosen).sampled_share is None else "host"
+    assert_same(train(preset, ctx=contexts, store=store, chunk=4, **options), expected)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-@pytest.mark.parametrize("preset", ["dsoftmax", "dsoftmax_k"])
+@pytest.mark.parametrize("preset", ["dsoftmax", "dsoftmax_k", "uniface"])
 def test_other_optimizers(preset, optimizer):
     expected = train(preset, optimizer=optimizer)
     assert_same(train(preset, optimizer=optimizer, ctx=[mx.cpu(i) for i in range(4)]), expected)
