@@ -64,7 +64,7 @@ class Figures(NamedTuple):
             "negative_cosine": negative_sum / scale / max(count, 1),
             "max_negative_cosine": negative_max / scale,
             "negatives": sum(self.inputs.count_negatives(self.num_classes)),
-            "rows_touched": touched,
+            "rows_touched": touched * self.inputs.subcentres,
         }
 
 

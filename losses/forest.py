@@ -352,7 +352,12 @@ class ForestClasses(RandomClasses):
         normalize: bool = True,
         seed: int = 0,
     ):
-        super().__init__(store.shape[0], sample_rate, batch_classes, None, seed)
+        if store.subcentres > 1:
+            raise ValueError(
+                "a forest looks for class weights, not for the nearest of several centres per "
+                "class: choose other negatives, or subcentres=1"
+            )
+        super().__init__(store.num_classes, sample_rate, batch_classes, None, seed)
         if trees < 1 or rebuild_every < 1:
             raise ValueError(
                 f"trees and rebuild_every must be 1 or more, not {trees} and {rebuild_every}"

@@ -95,7 +95,7 @@ class Head(Block):
     @property
     def num_classes(self) -> int:
         """K."""
-        return self.store.shape[0]
+        return self.store.num_classes
 
     @property
     def embedding_size(self) -> int:
@@ -118,7 +118,10 @@ class Head(Block):
         return self.store.make_trainer(self, optimizer, optimizer_params or {})
 
     def class_weights(self) -> np.ndarray:
-        """Return all class weights, numpy (K, D), however they are split."""
+        """Return all class weights, numpy (K, D), however they are split.
+
+        With several centres per class they are (K × centres, D), those of a class neighbours.
+        """
         return self.store.read()
 
     def load_class_weights(self, array) -> None:
@@ -143,9 +146,10 @@ class Head(Block):
 
         All processes must call it; the first writes the file.
         """
-        if self.num_classes * self.embedding_size > LARGEST_ARRAY:
+        rows, width = self.store.shape
+        if rows * width > LARGEST_ARRAY:
             raise ValueError(
-                f"{self.num_classes} x {self.embedding_size} class weights are more than an MXNet "
+                f"{rows} x {width} class weights are more than an MXNet "
                 "array holds: save class_weights() with numpy"
             )
         weights = self.class_weights()
@@ -226,6 +230,7 @@ class Head(Block):
             self.chunk,
             for_training,
             follows_target=self.criterion.follows_target,
+            subcentres=self.store.subcentres,
         )
         self.criterion.prepare(sum(inputs.count_negatives(self.num_classes)))
         return inputs
@@ -372,6 +377,8 @@ class Head(Block):
 
     def __repr__(self) -> str:
         below = "" if self.inter_filter is None else f" below a cosine of {self.inter_filter:g}"
+        if self.store.subcentres > 1:
+            below += f", the nearest of {self.store.subcentres} centres per class"
         chunk = f", {self.chunk} classes at a time" if self.chunk else ""
         return (
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "

@@ -308,6 +308,56 @@ def _mask(logits: nd.NDArray, target_column: np.ndarray) -> None:
         nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
 
 
+def nearest_of(
+    logits: nd.NDArray, inverse: nd.NDArray | None, centres: int
+) -> tuple[nd.NDArray, nd.NDArray]:
+    """Return the largest logit of each class, (B, C), and which of its centres has it, (B, C).
+
+    Parameters
+    ----------
+    logits : (B, C × centres)
+        Products with the weights, which are divided by their norms in place.
+    inverse : (C × centres, 1) or None
+        As returned by `inverse_norm`; None to keep the norms.
+    centres : int
+    """
+    if operators.serve(logits.context):
+        if inverse is None:
+            inverse = nd.ones((logits.shape[1], 1), ctx=logits.context)
+        return tuple(nd._internal._dsoftmax_nearest(logits, inverse, centres=centres))
+    if inverse is not None:
+        nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
+    by_class = logits.reshape((len(logits), -1, centres))
+    # Maxima overlook a NaN, sums don't.
+    largest = by_class.max(axis=2) + 0 * by_class.sum(axis=2)
+    return largest, by_class.argmax(axis=2)
+
+
+def spread_to(
+    out: nd.NDArray, slopes: nd.NDArray, place: nd.NDArray, inverse: nd.NDArray | None
+) -> None:
+    """Give the slope of each class, (B, C), to its nearest centre, divided by the weight's norm.
+
+    Parameters
+    ----------
+    out : (B, C × centres)
+        0 for the other centres.
+    slopes, place : (B, C)
+        The place is that of `nearest_of`.
+    inverse : (C × centres, 1) or None
+    """
+    if operators.serve(out.context):
+        if inverse is None:
+            inverse = nd.ones((out.shape[1], 1), ctx=out.context)
+        nd._internal._dsoftmax_spread(slopes, place, inverse, out=out)
+        return
+    centres = out.shape[1] // slopes.shape[1]
+    is_nearest = nd.one_hot(place, centres)
+    nd.broadcast_mul(is_nearest, slopes.expand_dims(2), out=out.reshape((*slopes.shape, centres)))
+    if inverse is not None:
+        nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
+
+
 def product_over_batch(
     share: nd.NDArray, logits: nd.NDArray, probabilities: nd.NDArray, workspace: Workspace
 ) -> tuple[nd.NDArray, nd.NDArray | None]:

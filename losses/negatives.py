@@ -12,8 +12,10 @@ from dsoftmax.losses.kernels import (
     RowGradient,
     Workspace,
     inverse_norm,
+    nearest_of,
     product_over_batch,
     scale_rows,
+    spread_to,
 )
 from dsoftmax.losses.reductions import Reduction
 from dsoftmax.recognition.common.products import Product, times_transposed, transposed_times
@@ -83,8 +85,8 @@ class BlockwiseNegatives:
     inverses : dict of int to (classes, 1)
         1 / length of the weights of some blocks; others are added.
     target_column : (B,) int64, numpy
-        The row of each sample's own class in `weight`; -1 for none.
-    offset : (1, C) or None
+        The first row of each sample's own class in `weight`; -1 for none.
+    offset : (1, classes) or None
         To be added to the logits.
     reduction : Reduction
         Makes n of the logits; bound to them.
@@ -114,8 +116,9 @@ class BlockwiseNegatives:
         self._reduction = reduction
         self._inputs = inputs
         self._workspace = workspace
-        classes, size = len(weight), inputs.chunk or CACHED_CLASSES
-        self.blocks = [slice(at, min(at + size, classes)) for at in range(0, classes, size)]
+        rows, centres = len(weight), inputs.subcentres
+        size = max((inputs.chunk or CACHED_CLASSES) // centres, 1) * centres
+        self.blocks = [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
         is_whole = inputs.chunk is None or len(self.blocks) == 1
         self._keeps_logits = inputs.for_training and inputs.keeps_logits and is_whole
         self._block_n: list[nd.NDArray] = []  # of blocks whose logits are kept
@@ -181,12 +184,21 @@ class BlockwiseNegatives:
         The slopes are divided by the weights' lengths; those of a log-sum-exp are probabilities.
         """
         block = self.blocks[number]
+        centres = self._inputs.subcentres
         inside = (self._target_column >= block.start) & (self._target_column < block.stop)
-        target_column = np.where(inside, self._target_column - block.start, -1)
-        offset = None if self._offset is None else self._offset[:, block]
+        target_column = np.where(inside, (self._target_column - block.start) // centres, -1)
+        offset = None
+        if self._offset is not None:
+            offset = self._offset[:, block.start // centres : block.stop // centres]
         slopes = self._buffer("slopes", number)
         inverse = self._inverse_of(number)
-        return slopes, self._reduction.reduce(logits, inverse, target_column, offset, slopes)
+        if centres == 1:
+            return slopes, self._reduction.reduce(logits, inverse, target_column, offset, slopes)
+        nearest, place = nearest_of(logits, inverse, centres)
+        of_classes = nd.empty(nearest.shape, ctx=nearest.context)
+        sums = self._reduction.reduce(nearest, None, target_column, offset, of_classes)
+        spread_to(slopes, of_classes, place, inverse)
+        return slopes, sums
 
     def _inverse_of(self, number: int) -> nd.NDArray | None:
         """Return 1 / length of a block's weights, (classes, 1); None for inner products."""

@@ -408,6 +408,72 @@ MXReturnValue activations(const Attributes&, Tensors* in, Tensors* out, const Op
   return MX_SUCCESS;
 }
 
+// --- logits (B, C x centres), inverse (C x centres, 1)
+//     -> the largest of each class (B, C), which of its centres has it (B, C)
+// The logits are divided by the norms in place.
+
+float number(const Attributes& attributes, const char* name) {
+  return std::stof(attributes.at(name));
+}
+
+MXReturnValue nearest_shape(const Attributes& attributes, Shapes* in, Shapes* out) {
+  const unsigned int centres = number(attributes, "centres");
+  (*out)[0] = (*out)[1] = {(*in)[0][0], (*in)[0][1] / centres};
+  return MX_SUCCESS;
+}
+
+MXReturnValue nearest(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  float *logits = (*in)[0].data<float>(), *largest = (*out)[0].data<float>();
+  const float* inverse = (*in)[1].data<float>();
+  float* place = (*out)[1].data<float>();
+  const int64_t rows = (*out)[0].shape[0], classes = (*out)[0].shape[1];
+  const int64_t centres = (*in)[0].shape[1] / classes;
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i) {
+    float* z = logits + i * classes * centres;
+#pragma omp simd
+    for (int64_t j = 0; j < classes * centres; ++j) z[j] *= inverse[j];
+    for (int64_t j = 0; j < classes; ++j) {
+      const float* of_class = z + j * centres;
+      float best = of_class[0], at = 0, sum = of_class[0];
+      for (int64_t k = 1; k < centres; ++k) {
+        sum += of_class[k];
+        at = of_class[k] > best ? k : at;
+        best = std::max(best, of_class[k]);
+      }
+      largest[i * classes + j] = best + 0 * sum;  // the sum does not overlook a NaN
+      place[i * classes + j] = at;
+    }
+  }
+  return MX_SUCCESS;
+}
+
+// --- slopes (B, C), place (B, C), inverse (C x centres, 1)
+//     -> each slope divided by the norm at the place of its class, 0 elsewhere (B, C x centres)
+
+MXReturnValue spread_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = {(*in)[0][0], (*in)[2][0]};
+  return MX_SUCCESS;
+}
+
+MXReturnValue spread(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  const float *slopes = (*in)[0].data<float>(), *place = (*in)[1].data<float>();
+  const float* inverse = (*in)[2].data<float>();
+  float* found = (*out)[0].data<float>();
+  const int64_t rows = (*in)[0].shape[0], classes = (*in)[0].shape[1];
+  const int64_t centres = (*in)[2].shape[0] / classes;
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = found + i * classes * centres;
+    std::fill_n(row, classes * centres, 0.0f);
+    for (int64_t j = 0; j < classes; ++j) {
+      const int64_t at = j * centres + static_cast<int64_t>(place[i * classes + j]);
+      row[at] = slopes[i * classes + j] * inverse[at];
+    }
+  }
+  return MX_SUCCESS;
+}
+
 // --- share (B,), logits (B, C), probabilities (B, C)
 //     -> sum over the batch of their product (C, 1), transposed probabilities (C, B)
 
@@ -460,10 +526,6 @@ MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResour
 
 // --- SGD on rows of weight (K, D), and momentum (K, D) if there is any, in place:
 //     gradient (n, D) - along (n, 1) * weight, rows (n,)  -> (1,), which says nothing
-
-float number(const Attributes& attributes, const char* name) {
-  return std::stof(attributes.at(name));
-}
 
 Sgd sgd_of(const Attributes& attributes) {
   return {number(attributes, "lr"), number(attributes, "momentum"), number(attributes, "wd"),
@@ -750,6 +812,19 @@ REGISTER_OP(_dsoftmax_activations)
     .setInferType(all_float<5>)
     .setInferShape(activations_shape)
     .setMutateInputs(probabilities_mutate);
+
+REGISTER_OP(_dsoftmax_nearest)
+    .setForward(nearest, "cpu")
+    .setParseAttrs(count<2, 2>)
+    .setInferType(all_float<2>)
+    .setInferShape(nearest_shape)
+    .setMutateInputs(probabilities_mutate);
+
+REGISTER_OP(_dsoftmax_spread)
+    .setForward(spread, "cpu")
+    .setParseAttrs(count<3, 1>)
+    .setInferType(all_float<1>)
+    .setInferShape(spread_shape);
 
 REGISTER_OP(_dsoftmax_along)
     .setForward(along, "cpu")

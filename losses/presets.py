@@ -39,7 +39,8 @@ DEFAULT_SCALE = 64  # insightface's
 PAPER = {"scale": 32}
 GLUON = ("weight", "batch_axis")  # parameters of Gluon's losses, which a head does not pass on
 # Options of the head, whatever its criterion and its negatives.
-OF_EVERY_LOSS = {"normalize": True, "inter_filter": None}
+OF_HEAD = {"normalize": True, "inter_filter": None}
+OF_EVERY_LOSS = {**OF_HEAD, "subcentres": 1}
 
 
 @dataclass(frozen=True)
@@ -253,7 +254,8 @@ def default_options(name: str) -> dict[str, Any]:
     Examples
     --------
     >>> default_options("cosface")
-    {'scale': 64, 'm3': 0.35, 'normalize': True, 'inter_filter': None, 'negatives': 'all'}
+    {'scale': 64, 'm3': 0.35, 'normalize': True, 'inter_filter': None, 'subcentres': 1,
+     'negatives': 'all'}
     """
     preset = PRESETS[name]
     if isinstance(preset.criterion, str):
@@ -338,7 +340,8 @@ def create(
         ("excluded", "counted" or "added") and ``correction`` (None or "logq"); for rows
         ``mean_over_rows``; for a forest ``batch_classes``, ``trees`` and ``rebuild_every``; for
         mixed negatives these and ``nearest``. ``normalize=False`` takes inner products
-        instead of cosines; ``inter_filter`` leaves out negatives above this cosine.
+        instead of cosines; ``inter_filter`` leaves out negatives above this cosine;
+        ``subcentres=j`` gives each class j centres, of which the nearest counts.
 
     Returns
     -------
@@ -356,6 +359,7 @@ def create(
     whole_number("num_classes", num_classes, 1)
     whole_number("embedding_size", embedding_size, 1)
     whole_number("seed", seed, 0)
+    whole_number("subcentres", spec.options["subcentres"], 1)
     if chunk is not None:
         whole_number("chunk", chunk, 1)
     if store not in STORES:
@@ -376,12 +380,13 @@ def create(
     contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.current_context()])
     if any(context.device_type == "cpu" for context in contexts):
         operators.load_or_build()
-    weights = kind(num_classes, embedding_size, contexts, ALONE if group is None else group)
+    group = ALONE if group is None else group
+    weights = kind(num_classes, embedding_size, contexts, group, spec.options["subcentres"])
     return Head(
         spec.make_criterion(),
         spec.make_sampler(weights, seed),
         weights,
         chunk=chunk,
         seed=seed,
-        **{name: spec.options[name] for name in OF_EVERY_LOSS},
+        **{name: spec.options[name] for name in OF_HEAD},
     )

@@ -277,7 +277,7 @@ class RandomClasses(Sampler):
     ) -> RandomClasses:
         """Make the sampler of a head."""
         return cls(
-            setting.store.shape[0],
+            setting.store.num_classes,
             sample_rate,
             batch_classes or setting.usual_batch_classes,
             correction,

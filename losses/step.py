@@ -46,6 +46,7 @@ class StepInputs(NamedTuple):
     keeps_logits: bool = True
     # Whether n depends on z_y beside the logits of the negatives.
     follows_target: bool = False
+    subcentres: int = 1  # rows of a class, of which the nearest counts
 
     def count_negatives(self, num_classes: int) -> tuple[int, int]:
         """Count a sample's negatives: those that were drawn, and those that are labels."""
@@ -55,6 +56,12 @@ class StepInputs(NamedTuple):
         if not self.draw.labels_are_negatives:
             return len(classes), 0
         return len(classes), len(np.unique(self.labels)) - 1
+
+    def rows_of(self, classes: np.ndarray, shard: Shard) -> np.ndarray:
+        """Return the rows of those of some classes that lie in a shard, counted from its first."""
+        first = classes * self.subcentres
+        first = first[shard.owned(first)] - shard.start
+        return (first[:, None] + np.arange(self.subcentres)).reshape(-1)
 
     def of_part(self, start: int, stop: int) -> StepInputs:
         """Return the description of the samples from `start` to `stop` alone."""
@@ -81,9 +88,10 @@ class ShardRows:
     Attributes
     ----------
     labels : (labels,) int64
-        Those of the samples' labels that lie in the shard, sorted, counted from its first class.
+        The rows of those of the samples' labels that lie in the shard, sorted, counted from its
+        first.
     class_rows : (rows,) int64 or None
-        The classes, counted likewise; None for all of the shard.
+        The rows of the classes, counted likewise; None for all of the shard.
     weight : (rows, D)
         There is none without rows.
     columns : int
@@ -97,15 +105,15 @@ class ShardRows:
     def __init__(self, shard: Shard, width: int, inputs: StepInputs, workspace: Workspace):
         self.shard = shard
         self.inverses: dict[int, nd.NDArray] = {}
-        labels, draw = inputs.labels, inputs.draw
-        self.labels = np.unique(labels[shard.owned(labels)] - shard.start)
+        draw = inputs.draw
+        self.labels = inputs.rows_of(np.unique(inputs.labels), shard)
         if draw.classes is None:
             self.class_rows = None
             self.weight = shard.weight
             self.label_rows = self.labels
             self.row_count = self.columns = len(shard)
             return
-        others = draw.classes[shard.owned(draw.classes)] - shard.start
+        others = inputs.rows_of(draw.classes, shard)
         # Labels come last: their rows are one slice, whether they are negatives or not.
         self.class_rows = np.concatenate([others, self.labels])
         self.row_count = len(self.class_rows)
@@ -136,10 +144,16 @@ class ShardStep:
         self._rows = rows
         self._inputs = inputs
         self._workspace = workspace
-        self.samples = np.flatnonzero(self.shard.owned(inputs.labels))
-        owned = inputs.labels[self.samples] - self.shard.start
-        self._label_of_sample = np.searchsorted(rows.labels, owned)
+        first = inputs.labels * inputs.subcentres
+        self.samples = np.flatnonzero(self.shard.owned(first))
+        # The first row of each sample's class among `rows.labels`, and all pairs of a sample and
+        # such a row.
+        self._label_of_sample = np.searchsorted(rows.labels, first[self.samples] - self.shard.start)
+        centres = np.arange(inputs.subcentres)
+        self._row_of_pair = (self._label_of_sample[:, None] + centres).reshape(-1)
+        self._sample_of_pair = np.repeat(self.samples, inputs.subcentres)
         self._targets: tuple[nd.NDArray, ...] | None = None
+        self._is_nearest: nd.NDArray | None = None  # (samples, centres), if there are several
         self._negatives: BlockwiseNegatives | None = None
 
     def reduce_by(self, reduction: Reduction) -> None:
@@ -157,8 +171,9 @@ class ShardStep:
             reduction = reduction.take(draw.samples)
         offset = None
         if draw.correction:
-            offset = np.zeros((1, rows.columns), np.float32)
-            offset[:, : rows.row_count - len(rows.labels)] = draw.correction
+            offset = np.zeros((1, rows.columns // self._inputs.subcentres), np.float32)
+            drawn = rows.row_count - len(rows.labels)
+            offset[:, : drawn // self._inputs.subcentres] = draw.correction
             offset = from_numpy(offset, self.shard.device, "float32")
         self._negatives = BlockwiseNegatives(
             scale * unit,
@@ -187,15 +202,22 @@ class ShardStep:
         unit, direction, inverse = self._take_targets()
         if inverse is not None:
             direction = scale_rows(direction, inverse)
-        return row_sum(unit * direction).reshape(-1), direction
+        cosine = row_sum(unit * direction).reshape(-1)
+        centres = self._inputs.subcentres
+        if centres == 1:
+            return cosine, direction
+        self._is_nearest = nd.one_hot(cosine.reshape((-1, centres)).argmax(axis=1), centres)
+        by_sample = scale_rows(direction, self._is_nearest.reshape(-1))
+        direction = by_sample.reshape((-1, centres, direction.shape[1])).sum(axis=1)
+        return cosine.reshape((-1, centres)).max(axis=1), direction
 
     def _take_targets(self) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray | None]:
-        """Return embeddings, weights and 1 / the weights' lengths of the samples in the shard."""
+        """Return embeddings, weights and 1 / the weights' lengths of the pairs in the shard."""
         if self._targets is None:
-            rows = self._rows.label_rows[self._label_of_sample]
+            rows = self._rows.label_rows[self._row_of_pair]
             weight = take_rows(self._rows.weight, rows)
             inverse = inverse_norm(weight) if self._inputs.normalize else None
-            self._targets = take_rows(self.unit, self.samples), weight, inverse
+            self._targets = take_rows(self.unit, self._sample_of_pair), weight, inverse
         return self._targets
 
     def weight_gradients(
@@ -241,11 +263,16 @@ class ShardStep:
         """Return the gradient of z_y to the weights of the labels, (labels, D)."""
         device = self.shard.device
         unit, weight, inverse = self._take_targets()
-        grad_weight = scale_rows(unit, nd.take(grad_z_y, from_numpy(self.samples, device)))
+        grad_pair = nd.take(grad_z_y, from_numpy(self._sample_of_pair, device))
+        if self._inputs.subcentres > 1:
+            if self._is_nearest is None:
+                self.targets()
+            grad_pair = grad_pair * self._is_nearest.reshape(-1)
+        grad_weight = scale_rows(unit, grad_pair)
         if inverse is not None:
             grad_weight = project(grad_weight, weight, inverse)
         # A product with 0s and 1s adds up the samples of each class.
-        belongs = np.arange(len(self._rows.labels))[:, None] == self._label_of_sample
+        belongs = np.arange(len(self._rows.labels))[:, None] == self._row_of_pair
         out = nd.empty((len(self._rows.labels), grad_weight.shape[1]), ctx=device)
         times(from_numpy(belongs, device, "float32"), grad_weight, out)
         return out

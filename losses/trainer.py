@@ -230,7 +230,7 @@ class HeadTrainer:
         of_sampler = [name for name in content if name.startswith(SAMPLER)]
         sampler_state = {name[len(SAMPLER) :]: np.array(content.pop(name)) for name in of_sampler}
         if set(content) != set(self._state_names()) or any(
-            len(array) != self._head.num_classes for array in content.values()
+            len(array) != self._head.store.shape[0] for array in content.values()
         ):
             raise ValueError(
                 f"{path}: the state is not that of {self._head.num_classes} classes with these "

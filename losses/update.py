@@ -212,7 +212,7 @@ class Update:
         ]
         sums = zip(*(step.negatives[:3] for step in steps))
         negatives = NegativeSums(*(_join(parts) for parts in sums))
-        return Figures(self._store.shape[0], inputs, z_y, negatives, self.loss_parts)
+        return Figures(self._store.num_classes, inputs, z_y, negatives, self.loss_parts)
 
 
 def _join(parts) -> nd.NDArray:

@@ -263,8 +263,9 @@ class Plan:
     ) -> estimate.Estimate:
         """Return the estimate for a device, if the run fits."""
         s, contexts = self.settings, self.contexts
+        loss = s.loss_spec()
         head = estimate.HeadSize(
-            self.num_classes,
+            self.num_classes * loss.options["subcentres"],
             s.embedding_size,
             self.batch_size,
             devices=self.group.size * (len(contexts) if self.is_class_parallel else 1),
@@ -272,7 +273,7 @@ class Plan:
             store=s.store,
             dtype=s.class_dtype,
             chunk=s.chunk,
-            sampled_share=s.loss_spec().sampled_share,
+            sampled_share=loss.sampled_share,
             momentum=s.mom,
             keeps_logits=s.accumulate == 1,
         )

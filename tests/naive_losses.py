@@ -229,7 +229,7 @@ def compute(name, x, weights, labels, negatives, offset, options):
     ----------
     name : str
         Of the criterion's class.
-    x, weights, labels : (B, D), (K, D), (B,)
+    x, weights, labels : (B, D), (K × centres, D), (B,)
     negatives : list of list of int
         The classes per row.
     offset : (K,)
@@ -243,7 +243,9 @@ def compute(name, x, weights, labels, negatives, offset, options):
         name += " learned"
     twin, wanted = TWINS[name]
     normalize = options["normalize"]
-    all_z = [cosines(row, weights, normalize) for row in x]
+    centres = options.get("subcentres", 1)
+    of_centres = [cosines(row, weights, normalize).reshape(-1, centres) for row in x]
+    all_z = [z.max(axis=1) for z in of_centres]
     per_row = [{}] * len(x)
     if name in ARGUMENTS:
         z_y = [z[label] for z, label in zip(all_z, labels)]
@@ -272,9 +274,10 @@ def compute(name, x, weights, labels, negatives, offset, options):
             if normalize:  # at the ends of [-1, 1] a one-sided difference
                 up, down = min(up, 1), max(down, -1)
             slope = (loss(z + shift * (up - z[k])) - loss(z + shift * (down - z[k]))) / (up - down)
-            jacobian_x, jacobian_w = cosine_gradients(x[row], weights[k], normalize)
+            nearest = k * centres + of_centres[row][k].argmax()
+            jacobian_x, jacobian_w = cosine_gradients(x[row], weights[nearest], normalize)
             to_x[row] += slope * jacobian_x
-            to_weights[k] += slope * jacobian_w
+            to_weights[nearest] += slope * jacobian_w
     return losses, to_x, to_weights
 
 

@@ -125,6 +125,10 @@ class Criterion(Loss):
             for name, value in self.state.items()
         }
 
+    def read_number(self, name: str) -> float:
+        """Return a number of the state; 0 if the first batch is still to choose it."""
+        return self.read_state().get(name, 0.0)
+
     def parts(self, F, z_y, n, *arguments):
         """Return the intra-class and the inter-class loss, (B,) each."""
         raise NotImplementedError(f"{type(self).__name__} must define parts(F, z_y, n)")

@@ -56,12 +56,12 @@ class DSoftmax(Dissected):
 
     def inter_floor(self, n: float) -> float | None:
         """Return the inter loss of an n."""
-        b = self.read_state()["b"] if self.learned else 0.0
+        b = self.read_number("b") if self.learned else 0.0
         return math.log1p(math.exp(n - b))
 
     def termination_point(self, n: float) -> float:
         """Say at which z_y the intra-class gradient dies away: at d, whatever n."""
-        return self.m + self.read_state()["b"] / self.scale if self.learned else self.d
+        return self.m + self.read_number("b") / self.scale if self.learned else self.d
 
     def _describe(self) -> str:
         d = f"learned, m={self.m:g}" if self.learned else f"{self.d:g}"

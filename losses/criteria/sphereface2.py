@@ -86,12 +86,12 @@ class SphereFace2(Dissected):
 
     def inter_floor(self, n: float) -> float:
         """Return the inter loss of e^n orthogonal negatives."""
-        logit = self.scale * (self.spread(0) + self.m) + self.read_state()["b"]
+        logit = self.scale * (self.spread(0) + self.m) + self.read_number("b")
         return (1 - self.alpha) * math.exp(n) * math.log1p(math.exp(logit))
 
     def termination_point(self, n: float) -> float:
         """Say at which z_y the intra-class gradient dies away: where g(z_y) = m - b / s."""
-        spread = min(max(self.m - self.read_state()["b"] / self.scale, -1), 1)
+        spread = min(max(self.m - self.read_number("b") / self.scale, -1), 1)
         return 2 * ((spread + 1) / 2) ** (1 / self.t) - 1
 
     def _describe(self) -> str:

@@ -53,11 +53,11 @@ class UniFace(Dissected):
 
     def inter_floor(self, n: float) -> float:
         """Return the inter loss of e^n orthogonal negatives."""
-        return math.exp(n) * math.log1p(math.exp(-self.read_state()["b"]))
+        return math.exp(n) * math.log1p(math.exp(-self.read_number("b")))
 
     def termination_point(self, n: float) -> float:
         """Say at which z_y the intra-class gradient dies away: at m + b / s, whatever n."""
-        return self.m + self.read_state()["b"] / self.scale
+        return self.m + self.read_number("b") / self.scale
 
     def _describe(self) -> str:
         return f"{super()._describe()}, m={self.m:g}"

@@ -46,7 +46,7 @@ def run_head(head, x, labels):
 
 
 def run_naive(name, draw, x, weights, labels, options):
-    num_classes, batch = len(weights), len(labels)
+    num_classes, batch = len(weights) // options["subcentres"], len(labels)
     offset = np.zeros(num_classes)
     negatives = set(range(num_classes))
     if draw.classes is not None:
@@ -67,7 +67,8 @@ def compare(preset, x, weights, labels, options=(), check_gradients=True, **shar
     options = {**options_of(preset), **dict(options)}
     x, weights = np.asarray(x, np.float32), np.asarray(weights, np.float32)
     labels = np.asarray(labels)
-    head = losses.create(preset, *weights.shape, seed=3, **options, **shared)
+    num_classes = len(weights) // options.get("subcentres", 1)
+    head = losses.create(preset, num_classes, weights.shape[1], seed=3, **options, **shared)
     head.load_class_weights(weights)
     draw = head.sampler.draw(0, labels, mx.nd.array(x))
     spec = losses.resolve(preset, options)
@@ -154,6 +155,26 @@ def test_scales(preset, problem, scale):
 )
 def test_options(preset, options, problem):
     compare(preset, *problem(), options)
+
+
+WITH_CENTRES = [
+    *((preset, {}) for preset in losses.names() if preset not in ("softmax", "hf_softmax")),
+    ("softmax", {"scale": 0.5}),
+    ("arcface", {"inter_filter": 0.3, "chunk": 5}),
+    ("cosface", {"sample_rate": 0.4, "correction": "logq", "batch_classes": "added"}),
+    ("uniface", {"sample_rate": 0.4, "correction": "logq", "chunk": 1}),
+    ("dsoftmax", {"negatives": "batch"}),
+    ("mv_softmax", {"ctx": [mx.cpu(0), mx.cpu(1), mx.cpu(2)]}),
+]
+
+
+@pytest.mark.parametrize(("preset", "options"), WITH_CENTRES, ids=str)
+@pytest.mark.parametrize("centres", [2, 3])
+def test_several_centres_per_class(preset, options, centres, rng):
+    options = {**options, "subcentres": centres}
+    shared = {name: options.pop(name) for name in ("chunk", "ctx") if name in options}
+    x, weights = 3 * rng.normal(size=(7, 8)), 0.1 * rng.normal(size=(13 * centres, 8))
+    compare(preset, x, weights, rng.integers(0, 13, 7), options, **shared)
 
 
 @pytest.mark.parametrize("preset", losses.names())

@@ -137,6 +137,13 @@ def test_termination_points(criterion, point, log_m):
     assert criterion.termination_point(log_m) == pytest.approx(measured, abs=2e-4)
 
 
+@pytest.mark.parametrize("name", losses.names())
+def test_every_loss_can_be_described_before_its_first_batch(name):
+    criterion = losses.resolve(name).make_criterion()
+    assert criterion.inter_floor(0.0) is None or criterion.dissected
+    assert isinstance(criterion.termination_point(5.0), float)
+
+
 def test_termination_point_beyond_the_ends():
     assert losses.Softmax(32).termination_point(100) == 1
     assert losses.Softmax(32).termination_point(-100) == -1

@@ -570,6 +570,7 @@ class TestTrainer:
             ("curricularface", "sgd"),
             ("uniface", "sgd"),
             ("sphereface2", "adam"),
+            ("sub-centres", "sgd"),
             ("hf_softmax", "sgd"),
         ],
     )
@@ -578,9 +579,11 @@ class TestTrainer:
 
         def make(devices):
             sampled = {"dsoftmax_k": {}, "hf_softmax": {"trees": 1}}
+            sampled["sub-centres"] = {"subcentres": 2}
             options = {"sample_rate": 0.3, **sampled[preset]} if preset in sampled else {}
             contexts = [mx.cpu(i) for i in range(devices)]
-            head = losses.create(preset, 30, 4, ctx=contexts, seed=2, **options)
+            name = "cosface" if preset == "sub-centres" else preset
+            head = losses.create(name, 30, 4, ctx=contexts, seed=2, **options)
             head.initialize(mx.init.Normal(0.1))
             # Adam divides small gradients by their size: rounding must not be among those.
             more = {"momentum": 0.9} if optimizer == "sgd" else {"epsilon": 1.0}

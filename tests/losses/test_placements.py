@@ -30,7 +30,7 @@ def train(preset, steps=10, num_classes=23, width=6, batch=9, optimizer="sgd", *
     random = np.random.default_rng(7)
     options = {"seed": 5, **options_of(preset), **options}
     head = losses.create(preset, num_classes, width, **options)
-    head.load_class_weights(random.normal(0, 0.1, (num_classes, width)).astype(np.float32))
+    head.load_class_weights(random.normal(0, 0.1, head.store.shape).astype(np.float32))
     parameters = {"learning_rate": 0.05}
     if optimizer == "sgd":
         parameters.update(momentum=0.9, wd=5e-4)
@@ -84,6 +84,8 @@ SHAPED = [
     ("uniface", {"negatives": "rows", "sample_rate": 0.5, "mean_over_rows": True}),
     ("curricularface", {"negatives": "rows", "sample_rate": 0.5}),
     ("dsoftmax", {"negatives": "batch"}),
+    ("arcface", {"subcentres": 3}),
+    ("curricularface", {"subcentres": 2, "sample_rate": 0.3, "correction": "logq"}),
     ("dsoftmax", {"d": "learned", "sample_rate": 0.3}),
     ("arcface", {"negatives": "mixed", "sample_rate": 0.4, "nearest": 2, "trees": 5}),
     ("cosface", {"sample_rate": [(0, 0.3), (4, 1.0)]}),

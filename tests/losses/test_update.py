@@ -69,6 +69,13 @@ def test_in_every_placement(preset, placement):
     assert_same(found, train(preset, [12], is_announced=False))
 
 
+@pytest.mark.parametrize("options", [{}, {"sample_rate": 0.3}], ids=str)
+def test_several_centres_per_class(options):
+    options = {"subcentres": 3, **options}
+    large = train("cosface", [12], is_announced=False, **options)
+    assert_same(train("cosface", SIZES, **options), large)
+
+
 @pytest.mark.parametrize("preset", ["dsoftmax_k", "rand_softmax"])
 @pytest.mark.parametrize("devices", [1, 2])
 def test_from_host_memory(preset, devices):

@@ -68,6 +68,7 @@ def test_insightface_s_defaults():
         "detach": False,
         "normalize": True,
         "inter_filter": None,
+        "subcentres": 1,
         "negatives": "all",
     }
     assert found.network_options["output"] == "E"
@@ -104,6 +105,7 @@ def test_options_of_losses():
         "correction": "logq",
         "normalize": True,
         "inter_filter": None,
+        "subcentres": 1,
         "negatives": "classes",
     }
     found = parse(["--loss", "arcface", "--m2", "0.4", "--sample-rate", "0.1"])
@@ -193,6 +195,7 @@ class TestOwnConfig:
             "m3": 0.1,
             "normalize": True,
             "inter_filter": None,
+            "subcentres": 1,
             "negatives": "all",
         }
         assert found.per_batch_size == 60  # a loss may change a flag's default

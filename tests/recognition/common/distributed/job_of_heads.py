@@ -45,6 +45,8 @@ CASES = {  # preset, store, options; "parts" is the number of micro-batches
     "a running mean on servers": ("curricularface", "server", SAMPLED),
     "a learned number": ("uniface", "device", {"parts": 3}),
     "a learned number on servers": ("sphereface2", "server", SAMPLED),
+    "several centres": ("arcface", "device", {"subcentres": 3, "chunk": 7}),
+    "several centres on servers": ("cosface", "server", {**SAMPLED, "subcentres": 2}),
     "announced on servers": ("rand_softmax", "server", {**SAMPLED, "parts": 1}),
 }
 SGD = {"learning_rate": 0.05, "momentum": 0.9, "wd": 5e-4, "clip_gradient": 20.0}
