@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Iterator
 
 import mxnet as mx
@@ -250,27 +251,20 @@ class Head(Block):
         is_training = autograd.is_recording()
         if not is_training or self.sampler.needs_embeddings:
             check_lengths(norm.asnumpy())  # in training it is done later, see `read_loss`
-        learned = {}  # filled when the step has begun, which may choose their first values
-
-        def context_of(inputs: StepInputs, z_y: nd.NDArray | None) -> BatchContext:
-            inter_weight = inputs.draw.inter_weight
-            return BatchContext(self.step, norm, inter_weight, is_training, z_y, learned)
-
-        def make_reduction(inputs: StepInputs, z_y: nd.NDArray | None) -> Reduction:
-            learned.update(self._learned_numbers(norm.context, is_training))
-            with autograd.record() if is_training else autograd.pause():
-                reduction = self.criterion.reduction(context_of(inputs, z_y))
-            limit = self.inter_filter
-            return reduction if limit is None else reduction.filtered(limit)
-
+        is_announced = is_training and self._updates.awaits_batches
         with autograd.pause():
-            if is_training and self._updates.awaits_batches:
+            if not is_announced:
+                inputs = self._describe_step(labels, embeddings.detach(), is_training)
+            learned = self._learned_numbers(norm.context, is_training)
+            batch = BatchContext(self.step, norm, is_training=is_training, learned=learned)
+            make_reduction = functools.partial(self._make_reduction, batch)
+            if is_announced:
                 step = self._updates.run_announced(labels, embeddings.detach(), make_reduction)
             else:
-                inputs = self._describe_step(labels, embeddings.detach(), is_training)
                 step = self._updates.run(inputs, embeddings.detach(), make_reduction)
         z_y, n = step.record(embeddings)
-        arguments = self.criterion.arguments(context_of(step.inputs, step.z_y))
+        batch = batch._replace(inter_weight=step.inputs.draw.inter_weight, z_y=step.z_y)
+        arguments = self.criterion.arguments(batch)
         loss = self.criterion(z_y, n, sample_weight, *arguments)
         with autograd.pause():
             arguments = [argument.detach() for argument in arguments]
@@ -281,6 +275,12 @@ class Head(Block):
         if is_training and not self._updates.awaits_batches:
             self.step += 1
         return loss
+
+    def _make_reduction(self, batch: BatchContext, z_y: nd.NDArray | None) -> Reduction:
+        """Ask the criterion how n is made; z_y, (B,), is None unless the criterion follows it."""
+        with autograd.record() if batch.is_training else autograd.pause():
+            reduction = self.criterion.reduction(batch._replace(z_y=z_y))
+        return reduction if self.inter_filter is None else reduction.filtered(self.inter_filter)
 
     def _learned_numbers(self, context: mx.Context, is_training: bool) -> dict[str, nd.NDArray]:
         """Return copies of the criterion's learned numbers, (1,) each, that receive gradients."""

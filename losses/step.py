@@ -69,7 +69,7 @@ class StepInputs(NamedTuple):
         return self._replace(labels=self.labels[start:stop], draw=draw)
 
 
-ReductionMaker = Callable[[StepInputs, Optional[nd.NDArray]], Reduction]
+ReductionMaker = Callable[[Optional[nd.NDArray]], Reduction]
 
 
 class ShardRows:
@@ -295,8 +295,8 @@ class Step:
     workspaces : list of Workspace
         One per shard.
     make_reduction : function
-        Called with the inputs and z_y (B,), or None unless the inputs say that n follows it;
-        returns the `Reduction`.
+        Called with z_y, (B,), or with None unless the inputs say that n follows it; returns the
+        `Reduction`.
 
     Attributes
     ----------
@@ -360,7 +360,7 @@ class Step:
         if self.inputs.follows_target:
             followed = self._store.group.sum("target cosines", z_y.copy())
             self._store.take_turns()
-        reduction = self._make_reduction(self.inputs, followed)
+        reduction = self._make_reduction(followed)
         self._bias = reduction.bias
         self.reduction = reduction.of_samples(len(z_y))
         for shard_step in self.shards:

@@ -493,7 +493,7 @@ class TestErrors:
         ("options", "error", "message"),
         [
             ({"name": "dsoftmx"}, ValueError, "no loss 'dsoftmx', did you mean .*dsoftmax"),
-            ({"d": 1, "m2": 1}, TypeError, "no option m2. Legal are d, .*scale, and ctx"),
+            ({"d": 1, "m2": 1}, TypeError, "no option m2, .* Legal are d, .*, and ctx"),
             ({"sample_rate": 0}, ValueError, r"sample_rate must lie in \(0, 1\], not 0"),
             ({"sample_rate": 1.5}, ValueError, r"sample_rate must lie in \(0, 1\], not 1.5"),
             ({"negatives": "some"}, ValueError, "negatives must be one of all, classes, rows"),
