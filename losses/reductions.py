@@ -41,14 +41,13 @@ class Reduction:
     _packed: nd.NDArray | None = None  # the pieces for the operators, once bound
 
     def __init__(self, *pieces: Piece):
-        if len(pieces) > MOST_PIECES:
-            raise ValueError(f"a reduction has {MOST_PIECES} pieces at most, not {len(pieces)}")
-        self.pieces = pieces
+        self.pieces = _checked(pieces)
 
     def filtered(self, limit: float) -> Reduction:
         """Return the reduction that takes cosines above a limit for 0, without a gradient."""
         filtered = copy.copy(self)
-        filtered.pieces = (*self.pieces, Piece(limit, (value_at_zero(self.pieces),), ()))
+        orthogonal = Piece(limit, (value_at_zero(self.pieces),), ())
+        filtered.pieces = _checked((*self.pieces, orthogonal))
         return filtered
 
     def _map(self, function: Callable[[nd.NDArray], nd.NDArray]) -> Reduction:
@@ -156,6 +155,14 @@ class SoftplusSum(Reduction):
     def share(self, part: nd.NDArray, n: nd.NDArray) -> nd.NDArray:
         """Return 1 for each sample."""
         return nd.ones_like(n)
+
+
+def _checked(pieces: tuple[Piece, ...]) -> tuple[Piece, ...]:
+    if len(pieces) > MOST_PIECES:
+        raise ValueError(
+            f"a reduction has {MOST_PIECES} pieces at most, a filter included, not {len(pieces)}"
+        )
+    return pieces
 
 
 LOG_SUM_EXP = LogSumExp()

@@ -146,5 +146,7 @@ def test_samples_of_a_batch_and_of_several(rng):
 
 
 def test_three_pieces_are_the_limit():
-    with pytest.raises(ValueError, match="3 pieces at most, not 4"):
-        LogSumExp(*[Piece(0.0, (1.0,), ())] * 4)
+    piece = Piece(0.0, (1.0,), ())
+    for make in (lambda: LogSumExp(*[piece] * 4), lambda: LogSumExp(*[piece] * 3).filtered(0.4)):
+        with pytest.raises(ValueError, match="3 pieces at most, a filter included, not 4"):
+            make()
