@@ -17,7 +17,7 @@ from mxnet import nd
 from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses import operators
-from dsoftmax.losses.pieces import Piece, slopes_of, values_of
+from dsoftmax.losses.pieces import Piece, shape
 
 operators.load()
 
@@ -211,7 +211,7 @@ def probabilities_of(
     total = _scale_columns(logits, inverse, target_column)
     shaped, slope = logits, None
     if pieces:
-        shaped, slope = values_of(logits, pieces), slopes_of(logits, pieces)
+        shaped, slope = shape(logits, pieces)
         _mask(shaped, target_column)
     _mask(logits, target_column)
     top = largest = row_max(logits)
@@ -267,8 +267,8 @@ def activations_of(
         nd._internal._dsoftmax_activations(logits, inverse, own, weight, bias, packed, out=outputs)
         return tuple(outputs[1:])
     total = _scale_columns(logits, inverse, target_column)
-    slope = slopes_of(logits, pieces) if pieces else None
-    shifted = nd.broadcast_sub(values_of(logits, pieces), bias.reshape((-1, 1)))
+    shaped, slope = shape(logits, pieces) if pieces else (logits, None)
+    shifted = nd.broadcast_sub(shaped, bias.reshape((-1, 1)))
     _mask(logits, target_column)
     _mask(shifted, target_column)
     nd.sigmoid(shifted, out=out)

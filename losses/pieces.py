@@ -74,35 +74,36 @@ def pack(pieces: tuple[Piece, ...], batch: int, context: mx.Context) -> nd.NDArr
     return nd.stack(*columns, axis=1)
 
 
-def values_of(z: nd.NDArray, pieces: tuple[Piece, ...]) -> nd.NDArray:
-    """Return h of each number, (B, C)."""
-    shaped = z
+def shape(z: nd.NDArray, pieces: tuple[Piece, ...]) -> tuple[nd.NDArray, nd.NDArray]:
+    """Return h and its slope at each number, (B, C) both, by MXNet's operators."""
+    value, slope = z, nd.ones_like(z)
     for piece in pieces:
-        shaped = nd.where(_is_above(z, piece.start), _polynomial(z, piece.value), shaped)
-    return shaped
-
-
-def slopes_of(z: nd.NDArray, pieces: tuple[Piece, ...]) -> nd.NDArray:
-    """Return the derivative of h at each number, (B, C)."""
-    slope = nd.ones_like(z)
-    for piece in pieces:
-        slope = nd.where(_is_above(z, piece.start), _polynomial(z, piece.slope), slope)
-    return slope
-
-
-def _is_above(z: nd.NDArray, start: Number) -> nd.NDArray:
-    if isinstance(start, nd.NDArray):
-        return nd.broadcast_greater(z, start.reshape((-1, 1)))
-    return z > start
+        if isinstance(piece.start, nd.NDArray):
+            is_above = nd.broadcast_greater(z, piece.start.reshape((-1, 1)))
+        else:
+            is_above = z > piece.start
+        value = nd.where(is_above, _polynomial(z, piece.value), value)
+        slope = nd.where(is_above, _polynomial(z, piece.slope), slope)
+    return value, slope
 
 
 def _polynomial(z: nd.NDArray, factors: tuple[Number, ...]) -> nd.NDArray:
-    total = nd.zeros_like(z)
-    for place, factor in enumerate(reversed(factors)):
-        if place:
-            total = total * z
-        if isinstance(factor, nd.NDArray):
-            total = nd.broadcast_add(total, factor.reshape((-1, 1)))
-        elif factor:
-            total = total + factor
+    *lower, highest = factors or (0.0,)
+    if not lower:
+        return _plus(nd.zeros_like(z), highest)
+    total = _times(z, highest)
+    for place, factor in enumerate(reversed(lower)):
+        total = _plus(total * z if place else total, factor)
     return total
+
+
+def _plus(z: nd.NDArray, number: Number) -> nd.NDArray:
+    if isinstance(number, nd.NDArray):
+        return nd.broadcast_add(z, number.reshape((-1, 1)))
+    return z + number if number else z
+
+
+def _times(z: nd.NDArray, number: Number) -> nd.NDArray:
+    if isinstance(number, nd.NDArray):
+        return nd.broadcast_mul(z, number.reshape((-1, 1)))
+    return z if number == 1 else number * z
