@@ -2,7 +2,7 @@ r"""Drop all but the main centre of each class, and the images that are far from
 
     python recognition/train.py --loss arcface --loss-option subcentres=3 ...
     python tools/drop_centres.py --model models/r50-arcface-emore/model,0 \
-        --classes models/r50-arcface-emore/states/00010000/classes.npy \
+        --classes models/r50-arcface-emore/states/state-00010000/classes.npy \
         --data-dir faces_emore --output faces_emore_clean
 
 With several centres per class, clean images gather at one of them, wrong labels at the others. The
