@@ -103,7 +103,16 @@ class HeadTrainer:
             raise
         self._optimizer.rescale_grad = self._scale / batch_size
         self._update_all(gradients)
+        self._learn()
         self._updates += 1
+
+    def _learn(self) -> None:
+        """Update the learned numbers of the criterion, which every process has."""
+        optimizer = self._optimizer
+        gradients = self._head.learned_gradients()
+        scaled = {name: optimizer.rescale_grad * grad for name, grad in gradients.items()}
+        momentum = getattr(optimizer, "momentum", 0.0)
+        self._head.criterion.learn(scaled, self.learning_rate, momentum)
 
     def _update_all(self, gradients: Iterator[tuple[int, slice | np.ndarray, RowGradient]]) -> None:
         """Update the weights by the gradients of a step."""
@@ -221,7 +230,7 @@ class HeadTrainer:
         of_sampler = [name for name in content if name.startswith(SAMPLER)]
         sampler_state = {name[len(SAMPLER) :]: np.array(content.pop(name)) for name in of_sampler}
         if set(content) != set(self._state_names()) or any(
-            len(array) != self._head.num_classes for array in content.values()
+            len(array) != self._head.store.shape[0] for array in content.values()
         ):
             raise ValueError(
                 f"{path}: the state is not that of {self._head.num_classes} classes with these "

@@ -17,11 +17,13 @@ def class_means(
     """Embed all images once and average them by class.
 
     The new weights have the directions of the means and the lengths of the random weights, so that
-    learning rate and weight decay act as on those. Classes without images keep their weights.
+    learning rate and weight decay act as on those. Classes without images keep their weights, and
+    so do all centres of a class but its first.
 
     Returns
     -------
     (K, D) float32
+        Or (K × centres, D).
     """
     numbers, labels = pipeline.images_and_classes()
 
@@ -29,7 +31,8 @@ def class_means(
         _, encoded = pipeline.records.read(int(numbers[place]))
         return load_rgb(encoded, pipeline.image_size)
 
-    weights = trained.head.class_weights()
+    all_weights = trained.head.class_weights()
+    weights = all_weights[:: trained.head.store.subcentres]
     sums = np.zeros_like(weights)
     for batch in embed_batches(
         trained.backbone.embed, load, range(len(numbers)), batch_size, threads, desc="class means"
@@ -40,4 +43,4 @@ def class_means(
     seen = sums.any(axis=1)
     lengths = np.linalg.norm(weights[seen], axis=1, keepdims=True)
     weights[seen] = metrics.normalized(sums[seen]) * lengths
-    return weights
+    return all_weights

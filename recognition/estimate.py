@@ -7,7 +7,7 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 
-from dsoftmax.losses.log_sum_exp import CACHED_CLASSES
+from dsoftmax.losses.negatives import CACHED_CLASSES
 from dsoftmax.losses.stores import find_store
 from dsoftmax.losses.stores.base import FLOAT_BYTES, StoreMemory
 
@@ -75,7 +75,7 @@ class HeadSize(NamedTuple):
     def used_rows(self) -> int:
         """The most class rows that a step uses on one device."""
         of_device = -(-self.num_classes // self.devices)
-        if not self.sampled_share:
+        if self.sampled_share is None:
             return of_device
         sampled = round(of_device * self.sampled_share) + -(-self.batch_size // self.devices)
         return max(min(sampled, of_device), 1)
@@ -95,7 +95,7 @@ class HeadSize(NamedTuple):
         used = self.used_rows
         block = min(self.chunk or CACHED_CLASSES, used)
         is_kept = self.keeps_logits and (self.chunk is None or block == used)
-        copied = used if self.sampled_share else 0
+        copied = 0 if self.sampled_share is None else used
         rows = FLOAT_BYTES * self.embedding_size * (copied + 2 * block)
         logits = FLOAT_BYTES * self.batch_size * (2 * (used if is_kept else block) + block)
         return rows, logits

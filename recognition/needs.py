@@ -57,8 +57,9 @@ def head_size(settings: Settings, num_classes: int, layout: Layout) -> HeadSize:
     """Describe the head of a run."""
     sharing = layout.devices if splits_classes(settings, layout.devices, num_classes) else 1
     images = settings.per_batch_size * layout.devices * layout.processes
+    loss = settings.loss_spec()
     return HeadSize(
-        num_classes,
+        num_classes * loss.options["subcentres"],
         settings.embedding_size,
         images * settings.accumulate,
         devices=layout.processes * sharing,
@@ -66,7 +67,7 @@ def head_size(settings: Settings, num_classes: int, layout: Layout) -> HeadSize:
         store=settings.store,
         dtype=settings.class_dtype,
         chunk=settings.chunk,
-        sampled_share=settings.loss_spec().sampled_share,
+        sampled_share=loss.sampled_share,
         momentum=settings.mom,
         keeps_logits=settings.accumulate == 1,
     )
@@ -126,7 +127,7 @@ def head_seconds(needs: Needs, speed: Speed) -> float:
     """
     head, moved = needs.head, needs.traffic
     operations = 6 * head.batch_size * head.embedding_size * moved.rows
-    passes = PASSES_OF_SAMPLED if head.sampled_share else PASSES_OF_ALL
+    passes = PASSES_OF_ALL if head.sampled_share is None else PASSES_OF_SAMPLED
     passed = passes * FLOAT_BYTES * head.embedding_size * moved.rows
     return operations / speed.products + passed / speed.copies
 

@@ -25,6 +25,7 @@ MARGIN_SOFTMAX = "margin_softmax"
 NO_MARGIN = {"m1": 1, "m2": 0, "m3": 0}  # where a margin_softmax of a configuration has no such key
 # What a configuration calls the options of a loss, where it is not loss_<option>.
 LOSS_KEYS = {"loss_s": "scale"}
+SELF_CHECKED = ("d", "sample_rate")  # options of losses that take more than a number
 # Other keys of a configuration that are read below; `generate_config` adds the last four.
 OTHER_KEYS = (
     *("emb_size", "net_name", "num_layers", "loss_name", "fc7_lr_mult", "fc7_wd_mult", "fp16"),
@@ -242,7 +243,7 @@ def _loss_settings(
     given.update(args.loss_option or ())
     try:
         loss = presets.resolve(*loss_of(args.loss, config, entry, given))
-    except TypeError as error:  # an option of another loss
+    except (TypeError, ValueError) as error:  # an option of another loss, no such negatives
         raise ValueError(f"--loss {args.loss}: {error}") from None
     _check_options(args.loss, loss)
     has_servers, is_sampled = args.kvstore == "dist_sync", loss.sampled_share is not None
@@ -263,12 +264,17 @@ def _loss_settings(
 
 def _check_options(name: str, loss: LossSpec) -> None:
     """Refuse options of a loss that are no numbers, or out of range."""
+    from dsoftmax.losses.samplers import SampleRate
+
     for option, default in presets.resolve(loss.name, negatives=loss.negatives).options.items():
         value = loss.options[option]
-        if default is not None and not isinstance(value, (int, float)):
+        if option in SELF_CHECKED or not isinstance(default, (int, float)):
+            continue
+        if not isinstance(value, (int, float)):
             raise ValueError(f"--loss {name}: {option} is a number like {default}, not {value!r}")
     try:
         loss.make_criterion()
+        SampleRate(loss.options.get("sample_rate", 1.0))
     except ValueError as error:
         raise ValueError(f"--loss {name}: {error}") from None
 

@@ -225,6 +225,11 @@ def read_facts(path: str) -> dict[str, Any]:
     return facts
 
 
+def shape_of_classes(facts: dict[str, Any]) -> tuple[int, int]:
+    """Return the shape of a state's class weights, of which a class may have several."""
+    return facts["num_classes"] * facts.get("subcentres", 1), facts["embedding_size"]
+
+
 def check_state(path: str, report: Callable[[int], Any] = lambda _: None) -> Check:
     """Compare a state with its checksums; if it has none, only try to read its files.
 
@@ -297,7 +302,7 @@ def _read_without_checksums(path: str, facts: dict[str, Any]) -> None:
     """Raise a ValueError if a file of the right size can't be what was saved."""
     if path.endswith(".npy"):
         shape = np.load(path, mmap_mode="r").shape
-        if shape != (facts["num_classes"], facts["embedding_size"]):
+        if shape != shape_of_classes(facts):
             raise ValueError(f"it is an array of shape {shape}")
         return
     try:

@@ -6,8 +6,10 @@ import importlib
 import mxnet as mx
 import pytest
 
+from dsoftmax import losses
+
 MODULES = [
-    "dsoftmax.losses.criteria",
+    *sorted({losses.resolve(name).criterion.__module__ for name in losses.names()}),
     "dsoftmax.losses.log_sum_exp",
     "dsoftmax.losses.presets",
     "dsoftmax.recognition.common.checks",

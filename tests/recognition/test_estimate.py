@@ -3,7 +3,7 @@
 import mxnet as mx
 import pytest
 
-from dsoftmax.losses.log_sum_exp import CACHED_CLASSES
+from dsoftmax.losses.negatives import CACHED_CLASSES
 from dsoftmax.recognition import estimate
 from dsoftmax.recognition.estimate import Estimate, HeadSize
 
