@@ -68,8 +68,9 @@ def merging(num_classes: int, classes: np.ndarray, shares: np.ndarray | None = N
 
 
 def _check_labels(classes: np.ndarray, num_classes: int) -> None:
-    bad = [label for label in classes if not 0 <= label < num_classes]
-    if bad:
+    classes = np.asarray(classes)
+    bad = classes[(classes < 0) | (classes >= num_classes)]
+    if len(bad):
         raise ValueError(f"there is no class {bad[0]}: there are {num_classes}, from 0 on")
 
 
@@ -96,35 +97,45 @@ def rearrange(
     """
     added = added or {}
     before = len(classes[WEIGHT])
+    count = _check_map(labels, before, added)
+    is_single = np.bincount(labels.new, minlength=count)[labels.new] == 1
+    joined, groups = _groups(labels, ~is_single)
+    # Rows of the result: of the old classes, of those that were joined, of the new ones.
+    order = np.empty(count, np.int64)
+    order[labels.new[is_single]] = labels.old[is_single]
+    order[joined] = before + np.arange(len(joined))
+    order[list(added)] = before + len(joined) + np.arange(len(added))
+    rearranged = {}
+    for name, rows in classes.items():
+        parts = rows
+        if len(joined):
+            means = [_mean(rows, labels, group, name == WEIGHT) for group in groups]
+            parts = parts.followed_by(Rows([np.stack(means)]))
+        if added:
+            new = np.broadcast_to(np.float32(0), (len(added), rows.shape[1]))
+            if name == WEIGHT:
+                new = np.stack(list(added.values())).astype(np.float32)
+            parts = parts.followed_by(Rows([new]))
+        rearranged[name] = parts.ordered(order)
+    return rearranged
+
+
+def _check_map(labels: LabelMap, before: int, added: dict[int, np.ndarray]) -> int:
+    """Return the number of new labels, if each belongs to somebody."""
     _check_labels(labels.old, before)
     if len(np.unique(labels.old)) < len(labels.old):
         twice = np.flatnonzero(np.bincount(labels.old) > 1)[0]
         raise ValueError(f"the old label {twice} is listed twice")
-    count = int(max(labels.new.max(initial=-1), max(added, default=-1))) + 1
-    owners = np.bincount(labels.new, minlength=count)
-    owners[list(added)] += 1
-    if not owners.all():
-        nobody = np.flatnonzero(owners == 0)
+    taken = np.union1d(labels.new, np.fromiter(added, np.int64, len(added)))
+    count = int(taken[-1]) + 1
+    nobody = np.setdiff1d(np.arange(count), taken)
+    if len(nobody):
         raise ValueError(
             f"{len(nobody)} of the {count} new labels belong to no class, {nobody[0]} is the first"
         )
-    order = np.empty(count, np.int64)
-    is_single = owners[labels.new] == 1
-    order[labels.new[is_single]] = labels.old[is_single]
-    joined, groups = _groups(labels, ~is_single)
-    order[joined] = before + np.arange(len(joined))
-    order[list(added)] = before + len(joined) + np.arange(len(added))
-    rows = {name: [old] for name, old in classes.items()}
-    for name, old in classes.items():
-        if len(joined):
-            means = [_mean(old, labels, group, name == WEIGHT) for group in groups]
-            rows[name].append(Rows([np.stack(means)]))
-        if added:
-            width = old.shape[1]
-            weights = np.stack(list(added.values())).astype(np.float32)
-            zeros = np.broadcast_to(np.float32(0), (len(added), width))
-            rows[name].append(Rows([weights if name == WEIGHT else zeros]))
-    return {name: _chain(parts).ordered(order) for name, parts in rows.items()}
+    if len(taken) < len(np.unique(labels.new)) + len(added):
+        raise ValueError("a new class has the label of an old one")
+    return count
 
 
 def _groups(labels: LabelMap, is_joined: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
@@ -151,13 +162,6 @@ def _mean(rows: Rows, labels: LabelMap, group: np.ndarray, keeps_length: bool) -
             )
         mean *= np.average(np.linalg.norm(vectors, axis=1), weights=shares) / length
     return mean.astype(np.float32)
-
-
-def _chain(parts: list[Rows]) -> Rows:
-    first, *others = parts
-    for other in others:
-        first = first.followed_by(other)
-    return first
 
 
 def join(first: ClassArrays, second: ClassArrays) -> ClassArrays:

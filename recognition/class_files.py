@@ -1,13 +1,11 @@
 """Class weights in files: ours, insightface's and Partial FC's, by one reader.
 
-==============================  ================================================================
-a folder of a run or a state    the class weights of the newest state, or of this one
-``classes.npy``                 an array (K, D)
-``model-0001.params``           ``arg:fc7_weight``; or ``fc7_0_weight``, ``fc7_1_weight``, …, which
-                                insightface's parallel module has, one per device
-a file of `Head.save_parameters`  ``class_weight``
-``0_centers.param``, …          Partial FC's, one per rank, or the folder they are in
-==============================  ================================================================
+- a folder of a run, of which the newest state is taken, or of a state
+- ``.npy``: an array (K, D)
+- ``model-0001.params``: ``arg:fc7_weight``; or ``fc7_0_weight``, ``fc7_1_weight``, …, which
+  insightface's parallel module has, one per device
+- a file of `Head.save_parameters`: ``class_weight``
+- ``0_centers.param``, …, which Partial FC has, one per rank; or the folder they are in
 
 insightface and Partial FC fill the last device or rank up with classes that do not exist: the
 number of classes, where it is known, cuts them off.
@@ -15,6 +13,7 @@ number of classes, where it is known, cuts them off.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from typing import Mapping
@@ -45,16 +44,33 @@ def open_class_weights(path: str, num_classes: int | None = None) -> Rows:
     ValueError
         There are no class weights, or not so many.
     """
-    return as_rows(path, _find(path, WEIGHTS), num_classes)
+    return as_rows(path, _find(path), num_classes)
 
 
 def open_momenta(path: str, num_classes: int) -> list[Rows]:
-    """Open the states of an optimizer, (K, D) each: a ``.npy`` (S, K, D) or Partial FC's files."""
+    """Open the states of an optimizer, (K, D) each.
+
+    Parameters
+    ----------
+    path : str
+        A ``.npy`` file, (K, D) or (S, K, D) for S states; or Partial FC's ``0_centers_mom.param``,
+        …, or the folder they are in.
+    num_classes : int
+        K.
+    """
+    if not os.path.exists(path):
+        raise FileNotFoundError(f"{path}: there is no such file or folder")
     if path.endswith(".npy"):
         array = _map_npy(path)
-        parts = [array] if array.ndim == 2 else list(map(_view_of(array), range(len(array))))
+        parts = [array] if array.ndim != 3 else [_part(array, place) for place in range(len(array))]
         return [as_rows(path, [part], num_classes) for part in parts]
-    return [as_rows(path, _find(path, MOMENTA), num_classes)]
+    parts = _partial_fc(path, MOMENTA)
+    if not parts:
+        raise ValueError(
+            f"{path}: momenta are a .npy file, as tools/classes.py export writes it, or the folder "
+            "of Partial FC's 0_centers_mom.param"
+        )
+    return [as_rows(path, parts, num_classes)]
 
 
 def class_weights_in_model(path: str) -> list[np.ndarray]:
@@ -73,29 +89,25 @@ def class_weights_in_model(path: str) -> list[np.ndarray]:
     return [shards[number] for number in range(len(shards))]
 
 
-def _find(path: str, kind: str) -> list[np.ndarray]:
-    """Find the arrays that hold class weights or momenta, one after the other."""
+def _find(path: str) -> list[np.ndarray]:
+    """Find the arrays that hold class weights, one after the other."""
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path}: there is no such file or folder")
-    folder = path if os.path.isdir(path) else os.path.dirname(path) or "."
-    match = _CENTERS.fullmatch(os.path.basename(path))
-    if match and match.group(2) != kind:
-        raise ValueError(f"{path}: these are Partial FC's {match.group(2)}, not its {kind}")
-    if match or os.path.isdir(path):
-        centers = _map_centers(folder, kind)
-        if centers:
-            return centers
+    parts = _partial_fc(path, WEIGHTS)
+    if parts:
+        return parts
+    if os.path.isdir(path):
         return [_map_npy(os.path.join(_state_in(path), "classes.npy"))]
     if path.endswith(".npy"):
         return [_map_npy(path)]
-    found = class_weights_in_model(path)
-    if not found:
+    parts = class_weights_in_model(path)
+    if not parts:
         raise ValueError(
             f"{path}: there are no class weights in it: it has none of {', '.join(NAMES)} and "
             "fc7_0_weight, fc7_1_weight, …; models are saved without them unless the "
             "configuration says ckpt_embedding = False"
         )
-    return found
+    return parts
 
 
 def _state_in(folder: str) -> str:
@@ -108,16 +120,21 @@ def _state_in(folder: str) -> str:
         ) from None
 
 
-def _map_centers(folder: str, kind: str) -> list[np.ndarray]:
-    """Map the files of all of Partial FC's ranks; none if there are no such files."""
+def _partial_fc(path: str, kind: str) -> list[np.ndarray]:
+    """Map the files of all of Partial FC's ranks; none if the path is no such file or folder."""
+    match = _CENTERS.fullmatch(os.path.basename(path))
+    if match and match.group(2) != kind:
+        raise ValueError(f"{path}: these are Partial FC's {match.group(2)}, not its {kind}")
+    if not (match or os.path.isdir(path)):
+        return []
+    folder = os.path.dirname(path) or "." if match else path
     found = {}
     for name in os.listdir(folder):
         match = _CENTERS.fullmatch(name)
         if match and match.group(2) == kind:
-            path = os.path.join(folder, name)
-            _, arrays = map_list(path)
+            _, arrays = map_list(os.path.join(folder, name))
             if len(arrays) != 1:
-                raise ValueError(f"{path}: {len(arrays)} arrays, where Partial FC saves one")
+                raise ValueError(f"{folder}/{name}: {len(arrays)} arrays, Partial FC saves one")
             found[int(match.group(1))] = arrays[0]
     _check_numbers(f"{folder}/<rank>_{kind}.param", found)
     return [found[rank] for rank in range(len(found))]
@@ -139,12 +156,10 @@ def _map_npy(path: str) -> np.ndarray:
         raise ValueError(f"{path}: not a .npy file of numbers ({error})") from None
 
 
-def _view_of(array: np.memmap):
-    """Return a function that maps one of the stacked arrays (K, D) of a file by its number."""
-    size = array.dtype.itemsize * array.shape[1] * array.shape[2]
-    return lambda number: np.memmap(
-        array.filename, array.dtype, "r", array.offset + number * size, array.shape[1:]
-    )
+def _part(stacked: np.memmap, place: int) -> np.memmap:
+    """Map one of the arrays (K, D) that a file (S, K, D) holds."""
+    offset = stacked.offset + place * stacked.dtype.itemsize * math.prod(stacked.shape[1:])
+    return np.memmap(stacked.filename, stacked.dtype, "r", offset, stacked.shape[1:])
 
 
 def _map_parameters(path: str) -> dict[str, np.ndarray]:

@@ -360,7 +360,8 @@ class Plan:
         epochs = [int(path[len(prefix) + 1 : -len(".params")]) for path in self._find_models()]
         epoch = 0 if 0 in epochs else max(epochs, default="<epoch>")
         raise ValueError(
-            f"{state} has {before} classes, this run has {self.num_classes}: instead of --resume "
-            "begin a new run with its network, by "
-            f"--pretrained {prefix},{epoch} --init-classes mean --extra-model-name <another>"
+            f"{state} has {before} classes, this run has {self.num_classes}: tools/classes.py add, "
+            "drop, merge or remap makes a state to go on from; or instead of --resume begin a new "
+            f"run with its network, by --pretrained {prefix},{epoch} --init-classes mean "
+            "--extra-model-name <another>"
         )

@@ -31,7 +31,8 @@ class Teacher:
     image_size : (int, int)
         Height and width of the images.
     contexts : list of mx.Context
-        Those of the run. Several contexts of a CPU share its cores: the first one is used.
+        Those of the run. Contexts of a CPU take turns, as they do in the network: the first one
+        embeds the part of each, so that the bits don't depend on how many processes share a batch.
     group : Group
         The processes of the run, each with a part of the batch.
 
@@ -53,6 +54,7 @@ class Teacher:
     ):
         self.weight, self.mean_loss, self._group = weight, 0.0, group
         is_cpu = contexts[0].device_type == "cpu"
+        self._turns = len(contexts) if is_cpu else 1
         try:
             self._embed = load_model(name, contexts[:1] if is_cpu else contexts)
             width = self._embed(np.zeros((1, 3, *image_size), np.uint8)).shape[1]
@@ -80,8 +82,9 @@ class Teacher:
         context : mx.Context
             Where they are to be.
         """
-        part = nd.array(normalized(self._embed(images)), ctx=context)
-        return self._group.gather("teacher's embeddings", part)
+        embedded = [self._embed(part) for part in np.array_split(images, self._turns)]
+        targets = nd.array(normalized(np.concatenate(embedded)), ctx=context)
+        return self._group.gather("teacher's embeddings", targets)
 
     def loss(self, embeddings: nd.NDArray, targets: nd.NDArray) -> nd.NDArray:
         """Return the teacher's part of each sample's loss, (B,); to be called under ``record``.

@@ -7,14 +7,13 @@ from typing import Iterator, Sequence
 
 import numpy as np
 
-ROWS_AT_ONCE = 1 << 14
+ROWS_AT_ONCE = 1 << 12
 
 
 class Rows:
     """The rows of one or several arrays, one array after the other, as float32.
 
-    Parts that are views of files are mapped anew whenever rows of them are read: memory holds the
-    rows that were asked for, and nothing else.
+    Memory holds the rows that were asked for, and nothing else of parts that are views of files.
 
     Parameters
     ----------
@@ -57,7 +56,7 @@ class Rows:
         part_of = np.searchsorted(self._borders, index, side="right") - 1
         for number in np.unique(part_of):
             chosen = part_of == number
-            taken[chosen] = _mapped_anew(self._parts[number])[index[chosen] - self._borders[number]]
+            taken[chosen] = _read(self._parts[number], index[chosen] - self._borders[number])
         return taken
 
     def blocks(self, size: int = ROWS_AT_ONCE) -> Iterator[np.ndarray]:
@@ -86,10 +85,19 @@ class Rows:
         return Rows(parts, np.concatenate([first, second + self._borders[-1]]))
 
 
-def _mapped_anew(array: np.ndarray) -> np.ndarray:
-    """Map the file of a view again, so that the pages it reads are freed together with it."""
-    is_whole = isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap)
-    if not is_whole:  # a part of a view does not know where it begins
-        return array
-    order = "F" if array.flags.f_contiguous and not array.flags.c_contiguous else "C"
-    return np.memmap(array.filename, array.dtype, "r", array.offset, array.shape, order)
+def _read(array: np.ndarray, index: np.ndarray) -> np.ndarray:
+    """Return some rows of an array; those of a view of a file are read, not mapped.
+
+    The system maps many pages around each row that is looked at, and counts them as memory in use.
+    """
+    is_whole_view = isinstance(array, np.memmap) and isinstance(array.base, mmap.mmap)
+    if not (is_whole_view and array.flags.c_contiguous and len(index)):
+        return array[index]  # a part of a view does not know where it begins
+    taken = np.empty((len(index), array.shape[1]), array.dtype)
+    starts = np.flatnonzero(np.diff(index, prepend=-2) != 1)  # of runs of neighbours
+    with open(array.filename, "rb", buffering=0) as file:
+        for start, stop in zip(starts, [*starts[1:], len(index)]):
+            file.seek(array.offset + int(index[start]) * taken[0].nbytes)
+            if file.readinto(taken[start:stop]) != taken[start:stop].nbytes:
+                raise ValueError(f"{array.filename}: the file has become shorter")
+    return taken

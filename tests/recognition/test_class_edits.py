@@ -100,6 +100,11 @@ def test_maps_that_make_no_sense(classes, old, new, message):
         class_edits.rearrange(classes, LabelMap.of(old, new))
 
 
+def test_a_new_class_in_an_old_one_s_place(classes):
+    with pytest.raises(ValueError, match="a new class has the label of an old one"):
+        class_edits.rearrange(classes, LabelMap.of([0], [0]), {0: np.ones(D)})
+
+
 def test_what_can_t_be_merged_or_dropped(classes):
     with pytest.raises(ValueError, match="two classes or more, each named once"):
         class_edits.merging(K, np.array([3, 3]))

@@ -118,6 +118,14 @@ def test_stacked_momenta(tmp_path, rng):
     found = open_momenta(str(tmp_path / "momenta.npy"), CLASSES)
     np.testing.assert_array_equal([rows.whole() for rows in found], momenta)
     np.testing.assert_array_equal(found[1].take([3]), momenta[1, 3:4])
+    np.save(tmp_path / "momenta.npy", momenta[0])
+    (found,) = open_momenta(str(tmp_path / "momenta.npy"), CLASSES)
+    np.testing.assert_array_equal(found.whole(), momenta[0])
+    with pytest.raises(ValueError, match=r"momenta are a .npy file, as"):
+        open_momenta(str(tmp_path), CLASSES)
+    np.save(tmp_path / "momenta.npy", momenta.ravel())
+    with pytest.raises(ValueError, match=r"a float array \(classes, width\), not float32 \(56,\)"):
+        open_momenta(str(tmp_path / "momenta.npy"), CLASSES)
 
 
 class TestRefusals:

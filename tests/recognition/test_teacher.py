@@ -183,16 +183,19 @@ def test_a_student_learns_from_the_teacher_alone(flags, tmp_path):
         "student",
         config=config,
         teacher=f"{parse(first).prefix},0",
-        teacher_weight=1000,
+        teacher_weight=100,
         per_batch_size=20,
-        lr=0.05,
-        clip_gradient=1,
-        max_steps=120,
+        rand_mirror=0,
+        lr=0.01,
+        lr_steps="1000",
+        max_steps=60,
         target="none",
     )
     assert train.main(made) == 0
-    losses = [float(row["teacher"]) for row in read_table(folder_of(made) / "metrics.csv")]
-    assert np.mean(losses[-5:]) < 0.3 * np.mean(losses[:3])
+    rows = read_table(folder_of(made) / "metrics.csv")
+    distances = [float(row["teacher"]) / 100 for row in rows]
+    assert distances[0] > 0.4
+    assert np.mean(distances[-5:]) < 0.15
 
 
 class TestRefusals:

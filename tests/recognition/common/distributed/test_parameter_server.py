@@ -104,12 +104,22 @@ class TestTraining:
         assert run([*PYTHON, train.__file__, *part])[0] == 0
         assert_same_bits(whole, part)
 
-    @pytest.mark.parametrize("changes", [(), ("--accumulate", "2")], ids=["", "micro-batches"])
-    def test_all_classes_split_over_workers(self, flags, tmp_path, changes):
-        """With Dropout, too."""
+    @pytest.mark.parametrize(
+        "changes",
+        [(), ("--accumulate", "2"), ("--teacher", "teacher,0", "--class-weights", "classes.npy")],
+        ids=["", "micro-batches", "teacher"],
+    )
+    def test_all_classes_split_over_workers(
+        self, flags, tmp_path, monkeypatch, symbol_model, rng, changes
+    ):
+        """With Dropout, and class weights in the models, too."""
+        monkeypatch.chdir(tmp_path)
+        symbol_model("teacher")
+        np.save("classes.npy", rng.normal(size=(12, 16)))
         config = tmp_path / "dropout.py"
         config.write_text(
             "from dsoftmax.recognition.config import *\nnetwork.tiny.net_output = 'E'\n"
+            "config.ckpt_embedding = False\n"
         )
         common = ("--loss", "dsoftmax", "--config", config, *changes)
         whole = flags("whole", *common, "--devices", "cpu:2", "--class-parallel", "1")
@@ -120,6 +130,7 @@ class TestTraining:
         assert_same_bits(whole, part)
         one, other = (f"{parse(made).prefix}-0000.params" for made in (whole, part))
         saved, expected = nd.load(other), nd.load(one)
+        assert expected["arg:fc7_weight"].shape == (12, 16)
         for key in expected:
             np.testing.assert_array_equal(saved[key].asnumpy(), expected[key].asnumpy())
 
