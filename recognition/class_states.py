@@ -23,7 +23,6 @@ from dsoftmax.recognition.common.rows import ROWS_AT_ONCE, Rows
 from dsoftmax.recognition.states import (
     StateWriter,
     find_sound_state,
-    list_states,
     path_of,
     read_facts,
     sync_folder,
@@ -87,16 +86,12 @@ def write_class_state(
         Everything else is this one's.
     classes : ClassArrays
     output : str
-        The folder of the run that is to go on from it; it must have no states yet.
+        The folder of the run that is to go on from it.
     is_other_data : bool
         Whether the run goes on with another dataset than before. It then begins with a new epoch:
         the images that were seen in the old one can't be told from the others.
     """
     folder = os.path.join(output, "states")
-    if list_states(folder):
-        raise FileExistsError(
-            f"{output} holds the states of a run already: choose another --output"
-        )
     facts = {
         name: value
         for name, value in state.facts.items()

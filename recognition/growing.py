@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from dsoftmax.eval.models import Embed, load_model
 from dsoftmax.losses.stores.base import WEIGHT
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.class_edits import (
+    ClassArrays,
     LabelMap,
     closest_pairs,
     dropping,
@@ -38,9 +39,17 @@ from dsoftmax.recognition.common.rows import Rows
 from dsoftmax.recognition.data.identities import match_names, read_label_map, write_table
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.networks.files import save_model
+from dsoftmax.recognition.states import list_states
 
 COMPARED = 20_000  # classes of which all pairs are compared in seconds
 LABELS = "labels.csv"  # beside a state: which label became which
+
+
+class Written(NamedTuple):
+    """A state that was written, and its number of classes and their width."""
+
+    path: str
+    shape: tuple[int, int]
 
 
 def show(folder: str, pairs: int = 10, all_pairs: bool = False) -> dict[str, Any]:
@@ -122,7 +131,7 @@ def replace(
     output: str,
     momenta: str | None = None,
     num_classes: int | None = None,
-) -> ClassState:
+) -> Written:
     """Put class weights of a file into a state; its momenta are those of another file, or 0.
 
     Parameters
@@ -136,7 +145,7 @@ def replace(
     num_classes : int, optional
         Cuts off classes that insightface has added to fill the last device up.
     """
-    state = read_class_state(folder)
+    state = _open(folder, output)
     rows = open_class_weights(weights, num_classes)
     if rows.shape[1] != state.shape[1]:
         raise ValueError(
@@ -158,7 +167,7 @@ def replace(
 
 def add(
     folder: str, dataset: str, output: str, model: str | None = None, threads: int = 2
-) -> ClassState:
+) -> Written:
     """Add the people of a dataset whose labels come after the state's classes.
 
     Their weights have the directions of the mean embeddings of their images, and the median length
@@ -177,7 +186,7 @@ def add(
     threads : int
         Decoding threads.
     """
-    state = read_class_state(folder)
+    state = _open(folder, output)
     records = Records(dataset)
     if records.num_classes <= state.shape[0]:
         raise ValueError(
@@ -192,19 +201,19 @@ def add(
     return _written(state, classes, output, is_other_data=True)
 
 
-def drop(folder: str, classes: np.ndarray, output: str) -> ClassState:
+def drop(folder: str, classes: np.ndarray, output: str) -> Written:
     """Leave classes out and number the others without gaps."""
-    state = read_class_state(folder)
+    state = _open(folder, output)
     return _relabelled(state, dropping(state.shape[0], classes), output)
 
 
 def merge(
     folder: str, classes: np.ndarray, output: str, shares: np.ndarray | None = None
-) -> ClassState:
+) -> Written:
     """Make some classes one, under the lowest of their labels; see `rearrange`."""
     if shares is not None and len(shares) != len(classes):
         raise ValueError(f"{len(shares)} shares for {len(classes)} classes: give one for each")
-    state = read_class_state(folder)
+    state = _open(folder, output)
     return _relabelled(state, merging(state.shape[0], classes, shares), output)
 
 
@@ -217,7 +226,7 @@ def remap(
     old_dataset: str | None = None,
     model: str | None = None,
     threads: int = 2,
-) -> ClassState:
+) -> Written:
     """Give classes the labels of another dataset; drop people it does not have.
 
     People that the state has no class for get weights as by `add`.
@@ -239,7 +248,7 @@ def remap(
     model : str, optional
     threads : int
     """
-    state = read_class_state(folder)
+    state = _open(folder, output)
     records = Records(dataset)
     inside = os.path.dirname(records.path)
     if old_dataset:
@@ -258,9 +267,9 @@ def remap(
     return _relabelled(state, labels, output, added)
 
 
-def join_heads(folder: str, other: str, output: str) -> ClassState:
+def join_heads(folder: str, other: str, output: str) -> Written:
     """Put the classes of another head after those of a state, which keeps its network."""
-    state, second = read_class_state(folder), read_class_state(other)
+    state, second = _open(folder, output), read_class_state(other)
     widths = [one.shape[1] for one in (state, second)]
     if widths[0] != widths[1]:
         raise ValueError(
@@ -272,17 +281,23 @@ def join_heads(folder: str, other: str, output: str) -> ClassState:
 
 def _relabelled(
     state: ClassState, labels: LabelMap, output: str, added: dict[int, np.ndarray] | None = None
-) -> ClassState:
+) -> Written:
     written = _written(state, rearrange(state.classes, labels, added), output, is_other_data=True)
     table = zip(labels.old.tolist(), labels.new.tolist())
     write_table(os.path.join(output, LABELS), ("old_label", "label"), table)
     return written
 
 
-def _written(
-    state: ClassState, classes: dict[str, Rows], output: str, is_other_data: bool
-) -> ClassState:
-    return read_class_state(write_class_state(state, classes, output, is_other_data))
+def _open(folder: str, output: str) -> ClassState:
+    """Open a state, unless its successor would have no place."""
+    if list_states(os.path.join(output, "states")):
+        raise FileExistsError(f"{output} holds the states of a run already: choose another one")
+    return read_class_state(folder)
+
+
+def _written(state: ClassState, classes: ClassArrays, output: str, is_other_data: bool) -> Written:
+    path = write_class_state(state, classes, output, is_other_data)
+    return Written(path, classes[WEIGHT].shape)
 
 
 def _weights_of(
@@ -307,8 +322,7 @@ def _weights_of(
     if len(unseen):
         raise ValueError(
             f"{records.path}: {len(unseen)} new classes have no readable image, {unseen[0]} is the "
-            "first: their weights would be random; give them images, or number the people "
-            "anew"
+            "first: their weights would be random; give them images, or number people anew"
         )
     weights = directions * np.median(lengths(state.classes[WEIGHT]))
     return dict(zip(new.tolist(), weights))

@@ -36,7 +36,7 @@ from dsoftmax.recognition.common.cli import (
 )
 
 if TYPE_CHECKING:
-    from dsoftmax.recognition.class_states import ClassState
+    from dsoftmax.recognition.growing import Written
 
 ACTIONS = {
     "show": "say how many classes there are, how long their weights are, and which are close",
@@ -101,7 +101,7 @@ def _spread(summary: dict[str, float]) -> str:
     return "{min:.4g} to {max:.4g}, median {median:.4g}, mean {mean:.4g}".format(**summary) + zeros
 
 
-def change(growing: ModuleType, args: argparse.Namespace) -> ClassState:
+def change(growing: ModuleType, args: argparse.Namespace) -> Written:
     """Write a state with other classes."""
     common = {"folder": args.state, "output": args.output}
     if args.action == "import":
