@@ -187,6 +187,7 @@ def add(
         Decoding threads.
     """
     state = _open(folder, output)
+    _refuse_filtered(state)
     records = Records(dataset)
     if records.num_classes <= state.shape[0]:
         raise ValueError(
@@ -249,6 +250,7 @@ def remap(
     threads : int
     """
     state = _open(folder, output)
+    _refuse_filtered(state)
     records = Records(dataset)
     inside = os.path.dirname(records.path)
     if old_dataset:
@@ -295,6 +297,17 @@ def _open(folder: str, output: str) -> ClassState:
     return read_class_state(folder)
 
 
+def _refuse_filtered(state: ClassState) -> None:
+    """Refuse a run whose classes are not the labels of its dataset."""
+    fewest = state.settings["images_filter"]
+    if fewest > 1:
+        raise ValueError(
+            f"{state.path}: its run left out people by --images-filter {fewest} and numbered the "
+            "others itself, so that labels of a dataset are not its classes; leave them out by "
+            "dir2rec --min-images instead"
+        )
+
+
 def _written(state: ClassState, classes: ClassArrays, output: str, is_other_data: bool) -> Written:
     path = write_class_state(state, classes, output, is_other_data)
     return Written(path, classes[WEIGHT].shape)
@@ -305,12 +318,6 @@ def _weights_of(
 ) -> dict[int, np.ndarray]:
     """Make the weights of new labels from the images of a dataset, (D,) by label."""
     settings = state.settings
-    if settings["images_filter"] > 1:
-        raise ValueError(
-            f"{state.path}: its run left out people by --images-filter {settings['images_filter']} "
-            "and numbered the others itself, so that labels of a dataset are not its classes; "
-            "leave them out by dir2rec --min-images instead"
-        )
     size = tuple(settings["image_size"] or records.image_size)
     embed = load_model(model) if model else network_of(state, size)
     images = np.flatnonzero(np.isin(records.labels, new))

@@ -11,7 +11,7 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.eval.models import load_model
-from dsoftmax.losses.kernels import SMALLEST_NORM, row_sum
+from dsoftmax.losses.kernels import SMALLEST_NORM, from_numpy, row_sum
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.vectors import normalized
 
@@ -83,7 +83,7 @@ class Teacher:
             Where they are to be.
         """
         embedded = [self._embed(part) for part in np.array_split(images, self._turns)]
-        targets = nd.array(normalized(np.concatenate(embedded)), ctx=context)
+        targets = from_numpy(normalized(np.concatenate(embedded)), context, "float32")
         return self._group.gather("teacher's embeddings", targets)
 
     def loss(self, embeddings: nd.NDArray, targets: nd.NDArray) -> nd.NDArray:

@@ -83,10 +83,12 @@ def test_steps_leave_nothing_behind(tmp_path):
 
 
 class TestTraining:
-    def test_servers_then_other_numbers_then_alone(self, flags, monkeypatch):
+    def test_servers_then_other_numbers_then_alone(self, flags, monkeypatch, tmp_path, rng):
         """Weights, momenta, position: all is taken up exactly by another number of everything."""
         monkeypatch.setenv(operators.SWITCH, "0")  # all round alike
-        sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25")
+        np.save(tmp_path / "classes.npy", rng.normal(size=(12, 16)))
+        begun = ("--class-weights", tmp_path / "classes.npy")
+        sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25", *begun)
         alone = ("--devices", "cpu:2", "--class-parallel", "1")
         served = ("--kvstore", "dist_sync")
         whole = flags("whole", *sampled, *alone)
