@@ -324,7 +324,7 @@ FLAGS = (
         "network",
         "with --teacher: factor of the cosine distance in the loss",
         float,
-        10.0,
+        100.0,
         least=0,
     ),
     Flag("freeze-backbone", "network", "train class weights alone", bool, False),

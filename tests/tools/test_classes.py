@@ -25,7 +25,7 @@ def run(tmp_path, rng):
                 write_arrays(file, {"state0": momenta, "facts": facts})
             else:
                 file.write(b"network")
-    settings = {"loss_options": {"preset": "arcface"}, "class_dtype": "float32"}
+    settings = {"loss_options": {"preset": "arcface"}, "images_filter": 0}
     writer.describe(
         {
             "step": 9,
