@@ -8,14 +8,20 @@ from __future__ import annotations
 
 import math
 import os
-from typing import IO, Any, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.head import Head
-from dsoftmax.recognition.common.arrays import load_arrays, size_of, write_arrays
+from dsoftmax.recognition.common.arrays import (
+    Blocks,
+    load_arrays,
+    size_of,
+    write_arrays,
+    write_npy,
+)
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import atomic_folder, explain_full_disk
 from dsoftmax.recognition.states import (
@@ -69,7 +75,7 @@ def save_state(
     with explain_full_disk(path, needed), atomic_folder(path) as part:
         writer = StateWriter(part)
         with writer.file("classes.npy") as file:
-            _write_classes(file, trained.head, step)
+            write_npy(file, Blocks(trained.head.store.shape, _finite_blocks(trained.head, step)))
         for name, content in arrays.items():
             with writer.file(name) as file:
                 write_arrays(file, content)
@@ -83,18 +89,12 @@ def save_state(
     return path
 
 
-def _write_classes(file: IO[bytes], head: Head, step: int) -> None:
-    """Write class weights block by block: there may be no room for all of them twice."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-        "fortran_order": False,
-        "shape": head.store.shape,
-    }
-    np.lib.format.write_array_header_1_0(file, header)
+def _finite_blocks(head: Head, step: int) -> Iterator[np.ndarray]:
+    """Yield class weights block by block: there may be no room for all of them twice."""
     for block in head.store.blocks():
         if not np.isfinite(block).all():
             raise diverged_classes(step)
-        file.write(np.ascontiguousarray(block))
+        yield block
 
 
 class Resumed(NamedTuple):

@@ -16,6 +16,7 @@ from dsoftmax.losses import presets
 config = edict()
 config.bn_mom = 0.9
 config.emb_size = 512
+config.ckpt_embedding = True
 config.net_se = 0
 config.net_act = "prelu"
 config.net_unit = 3

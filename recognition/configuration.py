@@ -19,7 +19,6 @@ PARTS = ("config", "default", "network", "dataset", "loss", "generate_config")
 # insightface's keys that nothing here reads: their defaults there, and what holds here instead.
 IGNORED = {
     "workspace": (256, "Gluon's convolutions have their own"),
-    "ckpt_embedding": (True, "models end at the embedding, and states hold the class weights"),
     "ce_loss": (True, "the loss is always logged"),
     "fc7_no_bias": (False, "classes never have a bias"),
     "count_flops": (True, "the network's FLOPs are always printed"),

@@ -337,6 +337,21 @@ FLAGS = (
         least=0,
         setting=NO_SETTING,
     ),
+    Flag(
+        "teacher",
+        "network",
+        "model whose embeddings the network stays close to: prefix,epoch",
+        default="",
+        metavar="PREFIX",
+    ),
+    Flag(
+        "teacher-weight",
+        "network",
+        "with --teacher: factor of the cosine distance in the loss",
+        float,
+        100.0,
+        least=0,
+    ),
     Flag("freeze-backbone", "network", "train class weights alone", bool, False),
     Flag("sync-bn", "network", "normalize over the batches of all devices; for GPUs", bool, False),
     Flag(
@@ -390,6 +405,14 @@ FLAGS = (
         "first class weights: random, or the mean embeddings of their images",
         default="normal",
         choices=("normal", "mean"),
+    ),
+    Flag(
+        "class-weights",
+        "class weights",
+        "first class weights from a file or a run: .npy, .params with fc7_weight, a run's folder, "
+        "Partial FC's folder",
+        default="",
+        metavar="PATH",
     ),
     Flag(
         "class-parallel",

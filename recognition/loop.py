@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from mxnet import autograd
 
-from dsoftmax.recognition.build import begin_new_run, build
+from dsoftmax.recognition.build import begin_new_run, build, make_teacher
 from dsoftmax.recognition.checkpoint import resume, save_state
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
@@ -105,6 +105,7 @@ class Run:
             if self._lock and self._lock.warning:
                 self.plan.notes.append(self._lock.warning)
             self.trained: Trained = build(self.plan)
+            self._teacher = make_teacher(self.plan)
             self._models = Models(self.plan, self.trained)
             self._signals = StopSignals(group)
             self._begin()
@@ -179,7 +180,7 @@ class Run:
         return RunLog(settings.folder, self.step, total, settings.tensorboard, is_verified)
 
     def _train(self) -> None:
-        self._report = Report(self.plan, self.trained.head, self._log)
+        self._report = Report(self.plan, self.trained.head, self._log, self._teacher)
         if self._models.scores.awaits_verification:
             self._checkpoint()
         while self.step < self.plan.total_steps and not self._signals.agreed:
@@ -235,14 +236,21 @@ class Run:
     ) -> float:
         """Go forward and backward with all micro-batches; return the mean loss."""
         backbone, head, _ = self.trained
+        teacher = self._teacher
+        if teacher:
+            teacher.begin_step()
         try:
             for number, (part, part_labels) in enumerate(zip(images, labels)):
                 embeddings = backbone.forward(part, self._key(number))
+                targets = teacher.embed(part, embeddings.context) if teacher else None
                 with autograd.record():
                     loss = head(embeddings, part_labels)
+                    if teacher:
+                        loss = loss + teacher.loss(embeddings, targets)
                 loss.backward()
                 backbone.backward(embeddings.grad)
-            return head.read_loss()  # only now wait: the device still has to go backward
+            mean_loss = head.read_loss()  # only now wait: the device still has to go backward
+            return mean_loss + teacher.read_loss() if teacher else mean_loss
         except ValueError as error:
             raise DivergedError(self._diagnose(error, batch, rate)) from None
 

@@ -11,6 +11,7 @@ import zlib
 import mxnet as mx
 import numpy as np
 
+from dsoftmax.losses.head import LARGEST_ARRAY
 from dsoftmax.recognition import estimate, networks
 from dsoftmax.recognition.common.devices import idle_gpus, usable_contexts
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
@@ -80,8 +81,11 @@ class Plan:
         self.batch_size = self.images_at_once * group.size * settings.accumulate
         self._check_devices()
         self._check_accumulation()
+        self._check_first_classes()
+        self._check_teacher()
         self.pipeline = self._open_data()
         self.num_classes = self._count_classes()
+        self._check_saved_classes()
         self.is_class_parallel = splits_classes(settings, len(self.contexts), self.num_classes)
         self._check_agreement()
         self.packs = self._open_packs() if group.is_first else []
@@ -127,6 +131,30 @@ class Plan:
                 f"--accumulate {s.accumulate}: the negatives of {s.loss} depend on all embeddings "
                 "of a step, which don't exist before its last micro-batch: choose another --loss, "
                 "or a larger --per-batch-size"
+            )
+
+    def _check_first_classes(self) -> None:
+        s = self.settings
+        if s.class_weights and s.init_classes != "normal":
+            raise ValueError(
+                f"--class-weights {s.class_weights} and --init-classes {s.init_classes} both say "
+                "how class weights begin: give one of them"
+            )
+
+    def _check_teacher(self) -> None:
+        if self.settings.teacher and self.settings.freeze_backbone:
+            raise ValueError(
+                f"--teacher {self.settings.teacher}: with --freeze-backbone there is nothing to "
+                "teach: leave one of them out"
+            )
+
+    def _check_saved_classes(self) -> None:
+        numbers = self.num_classes * self.settings.embedding_size
+        if not self.settings.ckpt_embedding and numbers > LARGEST_ARRAY:
+            raise ValueError(
+                f"config.ckpt_embedding = False: {self.num_classes} class weights are more than an "
+                "MXNet array holds: leave it True, and take class weights from the saved states, "
+                "by tools/classes.py export"
             )
 
     def _open_data(self) -> Pipeline:
@@ -314,7 +342,8 @@ class Plan:
         epochs = [int(path[len(prefix) + 1 : -len(".params")]) for path in self._find_models()]
         epoch = 0 if 0 in epochs else max(epochs, default="<epoch>")
         raise ValueError(
-            f"{state} has {before} classes, this run has {self.num_classes}: instead of --resume "
-            "begin a new run with its network, by "
-            f"--pretrained {prefix},{epoch} --init-classes mean --extra-model-name <another>"
+            f"{state} has {before} classes, this run has {self.num_classes}: tools/classes.py add, "
+            "drop, merge or remap makes a state to go on from; or instead of --resume begin a new "
+            f"run with its network, by --pretrained {prefix},{epoch} --init-classes mean "
+            "--extra-model-name <another>"
         )

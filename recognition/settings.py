@@ -29,6 +29,7 @@ SELF_CHECKED = ("d", "sample_rate")  # options of losses that take more than a n
 # Other keys of a configuration that are read below; `generate_config` adds the last four.
 OTHER_KEYS = (
     *("emb_size", "net_name", "num_layers", "loss_name", "fc7_lr_mult", "fc7_wd_mult", "fp16"),
+    "ckpt_embedding",
     *("dataset_path", "num_classes", "image_shape", "val_targets"),
     *("network", "dataset", "loss", "num_workers"),
 )
@@ -54,6 +55,7 @@ DERIVED = {
     "loss_options": dict,  # every option of the loss, and its name under "preset"
     "fc7_lr_mult": float,  # learning rate and weight decay of class weights, times this
     "fc7_wd_mult": float,
+    "ckpt_embedding": bool,  # whether models end at the embedding, without class weights
 }
 
 
@@ -259,6 +261,7 @@ def _loss_settings(
         "class_parallel": None if parallel is None else bool(parallel),
         "fc7_lr_mult": config.get("fc7_lr_mult", 1.0),
         "fc7_wd_mult": config.get("fc7_wd_mult", 1.0),
+        "ckpt_embedding": bool(config.get("ckpt_embedding", True)),
     }
 
 

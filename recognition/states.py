@@ -353,6 +353,37 @@ def choose_state(folder: str) -> tuple[Check | None, list[Check]]:
     return None, []
 
 
+def find_sound_state(folder: str) -> str:
+    """Return the state that a folder is, or the newest one of a run, if it is sound.
+
+    Parameters
+    ----------
+    folder : str
+        Of a state, of a run, or of all states of a run.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no state.
+    DamagedStateError, UnknownFormatError
+        It is damaged, or another version wrote it.
+    """
+    path = folder
+    if not os.path.exists(os.path.join(folder, DESCRIPTION)):
+        inner = os.path.join(folder, "states")
+        path = next(iter(list_states(inner) + list_states(folder)), None)
+        if path is None:
+            raise FileNotFoundError(
+                f"{folder}: there are no states in it; give the folder of a state or of a run"
+            )
+    check = check_state(path)
+    if not check.is_sound:
+        raise DamagedStateError(
+            f"{path} is damaged ({check.problems[0]}); give the folder of another state"
+        )
+    return path
+
+
 def set_aside(path: str) -> str:
     """Rename a damaged state, so that it is kept but no run resumes from it."""
     kept, number = f"{path}.damaged", 1

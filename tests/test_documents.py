@@ -144,9 +144,11 @@ def flags_of(command):
     """Return the flags that ``--help`` of a command lists; `command` is as tools/rec_info."""
     folder, name = command.split("/")
     module = importlib.import_module(f"dsoftmax.{folder}.{name}")
-    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
-        module.main(["--help"])
-    assert end.value.code == 0
+    with contextlib.redirect_stdout(io.StringIO()) as out:
+        for action in ([], *([name] for name in getattr(module, "ACTIONS", ()))):
+            with pytest.raises(SystemExit) as end:
+                module.main([*action, "--help"])
+            assert end.value.code == 0
     options = re.findall(r"^ +(-.*?)(?:  |$)", out.getvalue(), re.MULTILINE)
     return {flag for option in options for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", option)}
 

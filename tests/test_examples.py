@@ -16,6 +16,7 @@ MODULES = [
     "dsoftmax.recognition.common.cli",
     "dsoftmax.recognition.common.files",
     "dsoftmax.recognition.common.inner_products",
+    "dsoftmax.recognition.common.rows",
     "dsoftmax.recognition.data.records",
     "dsoftmax.recognition.data.pipeline",
     "dsoftmax.recognition.networks.factory",

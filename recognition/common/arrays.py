@@ -98,17 +98,22 @@ def map_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     ValueError
         If the file is damaged, is no parameter file, or holds arrays without names.
     """
+    names, arrays = map_list(path)
+    if len(names) != len(arrays):
+        raise ValueError(f"{os.fspath(path)}: its parameters have no names")
+    return dict(zip(names, arrays))
+
+
+def map_list(path: str | os.PathLike) -> tuple[list[str], list[np.ndarray]]:
+    """Load arrays as `map_arrays` does, and their names: none if ``nd.save`` was given none."""
     path = os.fspath(path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path}: there is no such file")
     try:
         with open(path, "rb") as file:
-            names, arrays = _map(path, file)
+            return _map(path, file)
     except _FormatError as error:
         raise ValueError(f"{path}: not a parameter file, or not a whole one: {error}") from None
-    if len(names) != len(arrays):
-        raise ValueError(f"{path}: its parameters have no names")
-    return dict(zip(names, arrays))
 
 
 def _is_finite(array: np.ndarray) -> bool:
@@ -213,6 +218,18 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
         if written != _data_size(array):
             raise ValueError(f"{name} has {written} bytes, its shape needs {_data_size(array)}")
     file.write(_names(arrays))
+
+
+def write_npy(file: IO[bytes], array: Blocks) -> None:
+    """Write an array to an open file, block by block, in the format of ``np.save``."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+        "shape": array.shape,
+    }
+    np.lib.format.write_array_header_1_0(file, header)
+    for part in array.parts:
+        file.write(np.ascontiguousarray(part, array.dtype))
 
 
 def size_of(arrays: Mapping[str, Any]) -> int:

@@ -7,7 +7,7 @@ from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
+from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.networks.factory import create
 from dsoftmax.recognition.networks.network import Network
@@ -16,6 +16,37 @@ INPUT, EMBEDDING = "data", "fc1"
 CLASSIFIER = "fc7"
 # Two names of the weight of the last dense layer, the older one first.
 RENAMED = {"fc1_weight": "pre_fc1_weight", "pre_fc1_weight": "fc1_weight"}
+
+
+class Classifier(NamedTuple):
+    """Class weights to save with a network, as insightface's graphs have them: ``fc7``.
+
+    Attributes
+    ----------
+    weights : Blocks
+        (K, D).
+    scale : float
+        Of the cosines.
+    normalize : bool
+        Cosines, or plain inner products.
+    """
+
+    weights: Blocks
+    scale: float
+    normalize: bool
+
+    def apply(self, embedding: mx.sym.Symbol) -> mx.sym.Symbol:
+        """Return a graph with two outputs, the embedding and the logits without a margin."""
+        weight = mx.sym.var(f"{CLASSIFIER}_weight", shape=self.weights.shape)
+        inputs = embedding
+        if self.normalize:
+            weight = mx.sym.L2Normalization(weight, mode="instance", name=f"{CLASSIFIER}n")
+            inputs = mx.sym.L2Normalization(embedding, mode="instance", name=f"{EMBEDDING}n")
+            inputs = inputs * self.scale
+        logits = mx.sym.FullyConnected(
+            inputs, weight, no_bias=True, num_hidden=self.weights.shape[0], name=CLASSIFIER
+        )
+        return mx.sym.Group([embedding, logits])
 
 
 class Loaded(NamedTuple):
@@ -50,6 +81,7 @@ def save_model(
     prefix: str,
     epoch: int,
     parameters: dict[str, mx.nd.NDArray] | None = None,
+    classifier: Classifier | None = None,
 ) -> str:
     """Save the graph and the float32 parameters of a network that ran at least once.
 
@@ -65,6 +97,8 @@ def save_model(
     parameters : dict of str to NDArray, optional
         Parameters to save instead of the network's; copies on other devices are named ``name@1``,
         ….
+    classifier : Classifier, optional
+        Class weights to save, too.
 
     Returns
     -------
@@ -80,6 +114,9 @@ def save_model(
             arrays[f"aux:{name}"] = mx.nd.add_n(*copies) / len(copies)
         else:
             arrays[f"arg:{name}"] = copies[0]
+    if classifier:
+        symbol = classifier.apply(symbol)
+        arrays[f"arg:{CLASSIFIER}_weight"] = classifier.weights
     path, graph = f"{prefix}-symbol.json", symbol.tojson()
     with explain_full_disk(path, len(graph)), AtomicFile(path, "w") as file:
         file.write(graph)

@@ -308,7 +308,6 @@ class TestInsightfaceConfig:
         ("line", "note"),
         [
             ("config.workspace = 512", "note: config.workspace = 512 does nothing here: Gluon"),
-            ("config.ckpt_embedding = False", "note: config.ckpt_embedding = False does nothing"),
             ("config.ce_loss = False", "the loss is always logged"),
             ("config.fc7_no_bias = True", "classes never have a bias"),
             ("config.count_flops = False", "FLOPs are always printed"),
