@@ -145,7 +145,7 @@ def _open_classes(plan: Plan) -> np.ndarray:
     """Return the class weights of ``--class-weights``, (K, D)."""
     s = plan.settings
     try:
-        rows = open_class_weights(s.class_weights, plan.num_classes)
+        rows = open_class_weights(s.class_weights, plan.class_rows)
         if rows.shape[1] != s.embedding_size:
             raise ValueError(
                 f"{s.class_weights}: it holds class weights of width {rows.shape[1]}, and the "
@@ -183,9 +183,9 @@ def _pretrained_classes(plan: Plan, path: str) -> np.ndarray | None:
     if not parts or plan.settings.class_weights:
         return None
     rows = as_rows(path, parts)
-    shape = (plan.num_classes, plan.settings.embedding_size)
+    shape = (plan.class_rows, plan.settings.embedding_size)
     try:
-        fitting = as_rows(path, parts, plan.num_classes)
+        fitting = as_rows(path, parts, plan.class_rows)
     except ValueError:
         fitting = rows
     if fitting.shape == shape:

@@ -72,7 +72,13 @@ def read_class_state(folder: str) -> ClassState:
     classes.update((name, Rows([array])) for name, array in saved.arrays.items())
     if len({rows.shape for rows in classes.values()}) > 1:
         raise ValueError(f"{path}: its class weights and their momenta are of different shapes")
-    return ClassState(path, read_facts(path), saved, classes)
+    facts = read_facts(path)
+    if facts.get("subcentres", 1) > 1:
+        raise ValueError(
+            f"{path}: its classes have {facts['subcentres']} centres each, and rows of one centre "
+            "can't be told from those of a class: tools/drop_centres.py leaves one of them"
+        )
+    return ClassState(path, facts, saved, classes)
 
 
 def write_class_state(

@@ -148,8 +148,13 @@ class Plan:
                 "teach: leave one of them out"
             )
 
+    @property
+    def class_rows(self) -> int:
+        """The number of class weights: one per class, or per centre of one."""
+        return self.num_classes * self.settings.loss_spec().options["subcentres"]
+
     def _check_saved_classes(self) -> None:
-        numbers = self.num_classes * self.settings.embedding_size
+        numbers = self.class_rows * self.settings.embedding_size
         if not self.settings.ckpt_embedding and numbers > LARGEST_ARRAY:
             raise ValueError(
                 f"config.ckpt_embedding = False: {self.num_classes} class weights are more than an "
