@@ -59,6 +59,21 @@ network.y1 = edict(net_name="fmobilefacenet", emb_size=128, net_output="GDC")
 network.y2 = edict(
     net_name="fmobilefacenet", emb_size=256, net_output="GDC", net_blocks=[2, 8, 16, 4]
 )
+for depth in (121, 161, 169, 201):
+    network[f"d{depth}"] = edict(
+        net_name="fdensenet", num_layers=depth, per_batch_size=64, densenet_dropout=0.0
+    )
+for name, multiplier in {"m1": 1.0, "m05": 0.5}.items():
+    network[name] = edict(
+        net_name="fmobilenet", emb_size=256, net_output="GDC", net_multiplier=multiplier
+    )
+for name, multiplier in {"mnas": 1.0, "mnas05": 0.5, "mnas025": 0.25}.items():
+    network[name] = edict(
+        net_name="fmnasnet", emb_size=256, net_output="GDC", net_multiplier=multiplier
+    )
+network.vargfacenet = edict(
+    net_name="vargfacenet", emb_size=512, net_output="J", net_multiplier=1.25
+)
 network.tiny = edict(net_name="tiny", emb_size=128, net_output="J", net_act="relu")
 
 dataset = edict()

@@ -32,7 +32,14 @@ OTHER_KEYS = (
     *("network", "dataset", "loss", "num_workers"),
 )
 # insightface's kinds of networks, and what is here; {} is the number of layers.
-ARCHITECTURES = {"fresnet": "r{}", "fmobilefacenet": "y1"}
+ARCHITECTURES = {
+    "fresnet": "r{}",
+    "fmobilefacenet": "y1",
+    "fdensenet": "d{}",
+    "fmobilenet": "m1",
+    "fmnasnet": "mnas",
+}
+ONE_WIDTH = ("fresnet", "fmobilefacenet")  # whose net_multiplier insightface ignores
 # What a configuration calls the options of a network.
 NETWORK_KEYS = {
     "net_se": "se",
@@ -42,6 +49,7 @@ NETWORK_KEYS = {
     "net_output": "output",
     "net_multiplier": "multiplier",
     "net_blocks": "blocks",
+    "densenet_dropout": "densenet_dropout",
     "bn_mom": "bn_momentum",
 }
 PRETRAINED_EPOCH = 1  # insightface's default, which stands for none given
@@ -187,8 +195,8 @@ def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> di
 
     architecture = _architecture(args.network, config)
     legal = set(networks.options_of(architecture))
-    if config.get("net_name") in ARCHITECTURES:
-        legal.discard("multiplier")  # insightface's networks of these kinds have one width
+    if config.get("net_name") in ONE_WIDTH:
+        legal.discard("multiplier")
     pretrained = args.pretrained
     if pretrained and args.pretrained_epoch is not None and split_epoch(pretrained)[1] is None:
         pretrained = f"{pretrained},{args.pretrained_epoch}"
