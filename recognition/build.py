@@ -6,6 +6,7 @@ import mxnet as mx
 
 from dsoftmax import losses
 from dsoftmax.eval.models import saved_epochs
+from dsoftmax.losses.triplet import TripletHead
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import broadcast
@@ -15,6 +16,7 @@ from dsoftmax.recognition.networks.files import load_parameters
 from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.settings import PRETRAINED_EPOCH, split_epoch
 from dsoftmax.recognition.trained import Trained
+from dsoftmax.recognition.triplets import TripletMiner
 
 INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
 
@@ -36,6 +38,8 @@ def build(plan: Plan) -> Trained:
         accumulates=s.accumulate > 1,
         group=plan.group,
     )
+    if not s.loss_spec().has_classes:
+        return Trained(backbone, *_make_triplets(plan, backbone))
     head = _make_head(plan)
     warning = head.sampler.warn_about(plan.batch_size)
     if warning:
@@ -72,6 +76,17 @@ def _make_head(plan: Plan) -> losses.Head:
         group=plan.group,
         **loss.options,
     )
+
+
+def _make_triplets(plan: Plan, backbone: Backbone) -> tuple[TripletHead, TripletMiner]:
+    s, spec = plan.settings, plan.settings.loss_spec()
+    miner = TripletMiner(backbone.embed, plan.pipeline, spec, s.per_batch_size)
+    if miner.bags.size < spec.options["bag_size"]:
+        plan.notes.append(
+            f"note: bags have {miner.bags.size} images instead of {spec.options['bag_size']}: "
+            f"there are no more, with {spec.options['images_per_identity']} per identity at most"
+        )
+    return TripletHead(spec, s.embedding_size, s.per_batch_size), miner
 
 
 def begin_new_run(plan: Plan, trained: Trained) -> None:
@@ -138,7 +153,7 @@ def _load_pretrained(plan: Plan, trained: Trained) -> mx.nd.NDArray | None:
             f"{_some(unexpected)}"
         )
     classes = load_arrays(path).get("arg:fc7_weight")
-    if classes is None:
+    if classes is None or not plan.num_classes:
         return None
     if classes.shape == trained.head.store.shape:
         notes.append("class weights are from it, too")

@@ -87,6 +87,17 @@ dataset.retina = edict(
 # The presets of dsoftmax.losses, with their own options; loss_<option> in an entry changes one.
 # In the configuration of a user, an entry may also be insightface's loss_name="margin_softmax".
 loss = edict({name: edict(loss_name=name) for name in presets.names()})
+# Triplets compare images with each other, and have no class weights.
+for name, alpha in {"triplet": 0.3, "atriplet": 0.35}.items():
+    loss[name] = edict(
+        loss_name=name,
+        images_per_identity=5,
+        triplet_alpha=alpha,
+        triplet_bag_size=7200,
+        triplet_max_ap=0.0,
+        per_batch_size=60,
+        lr=0.05,
+    )
 
 
 def generate_config(_network: str, _dataset: str, _loss: str) -> None:

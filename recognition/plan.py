@@ -52,6 +52,7 @@ class Plan:
         The number of samples per step: of all contexts of all processes, and of all micro-batches.
     pipeline : Pipeline
     num_classes : int
+        0 for a loss without class weights.
     is_class_parallel : bool
         Whether the class weights are split over the contexts.
     packs : list of Pack
@@ -81,8 +82,13 @@ class Plan:
         self.batch_size = self.images_at_once * group.size * settings.accumulate
         self._check_devices()
         self._check_accumulation()
+        if group.size > 1 and not settings.loss_spec().has_classes:
+            raise ValueError(
+                f"--loss {settings.loss}: triplets are mined by one process: give it several "
+                "--devices instead of starting several processes"
+            )
         self.pipeline = self._open_data()
-        self.num_classes = self._count_classes()
+        self.num_classes = self._count_classes() if settings.loss_spec().has_classes else 0
         self.is_class_parallel = self._splits_classes()
         self._check_agreement()
         self.packs = self._open_packs() if group.is_first else []
