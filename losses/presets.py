@@ -161,6 +161,7 @@ class LossSpec:
     negatives: str
     sampler: type[Sampler]
     options: dict[str, Any]
+    has_classes = True  # unlike a triplet loss
 
     @property
     def sampled_share(self) -> float | None:

@@ -7,6 +7,7 @@ import numpy as np
 
 from dsoftmax import losses
 from dsoftmax.eval.models import saved_epochs
+from dsoftmax.losses.triplet import TripletHead
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import broadcast
@@ -17,6 +18,7 @@ from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.settings import PRETRAINED_EPOCH, split_epoch
 from dsoftmax.recognition.teacher import Teacher
 from dsoftmax.recognition.trained import Trained
+from dsoftmax.recognition.triplets import TripletMiner
 
 INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
 
@@ -38,6 +40,8 @@ def build(plan: Plan) -> Trained:
         accumulates=s.accumulate > 1,
         group=plan.group,
     )
+    if not s.loss_spec().has_classes:
+        return Trained(backbone, *_make_triplets(plan, backbone))
     head = _make_head(plan)
     warning = head.sampler.warn_about(plan.batch_size)
     if warning:
@@ -91,6 +95,17 @@ def make_teacher(plan: Plan) -> Teacher | None:
     )
     plan.notes.append(f"teacher {s.teacher}, weight {s.teacher_weight:g}")
     return teacher
+
+
+def _make_triplets(plan: Plan, backbone: Backbone) -> tuple[TripletHead, TripletMiner]:
+    s, spec = plan.settings, plan.settings.loss_spec()
+    miner = TripletMiner(backbone.embed, plan.pipeline, spec, s.per_batch_size)
+    if miner.bags.size < spec.options["bag_size"]:
+        plan.notes.append(
+            f"note: bags have {miner.bags.size} images instead of {spec.options['bag_size']}: "
+            f"there are no more, with {spec.options['images_per_identity']} per identity at most"
+        )
+    return TripletHead(spec, s.embedding_size, s.per_batch_size), miner
 
 
 def begin_new_run(plan: Plan, trained: Trained) -> None:
@@ -180,7 +195,7 @@ def _load_pretrained(plan: Plan, trained: Trained) -> np.ndarray | None:
 def _pretrained_classes(plan: Plan, path: str) -> np.ndarray | None:
     """Return the class weights of a model, (K, D), if it has fitting ones."""
     parts = class_weights_in_model(path)
-    if not parts or plan.settings.class_weights:
+    if not parts or plan.settings.class_weights or not plan.num_classes:
         return None
     rows = as_rows(path, parts)
     shape = (plan.class_rows, plan.settings.embedding_size)

@@ -6,7 +6,7 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 from mxnet import autograd
@@ -190,7 +190,7 @@ class Run:
     def _train_epoch(self) -> None:
         self._log.say("call reset()")
         batch_size = self.plan.batch_size
-        for batch in self.plan.pipeline.epoch(self.epoch, self._images_seen // batch_size):
+        for batch in self._batches(self._images_seen // batch_size):
             self._signals.exchange()
             loss = self.train_step(batch)
             self._images_seen += batch_size
@@ -202,6 +202,12 @@ class Run:
             if is_last or self._signals.agreed:
                 return
         self.epoch, self._images_seen = self.epoch + 1, 0
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        """Return the batches of the epoch from step `start` of it on."""
+        if self.trained.miner:
+            return self.trained.miner.epoch(self.epoch, start, self._log.say)
+        return self.plan.pipeline.epoch(self.epoch, start)
 
     def train_step(self, batch: Batch) -> float:
         """Do one step on this process's part of a batch; return the mean loss of the whole batch.
@@ -286,11 +292,13 @@ class Run:
             with AtomicFile(path, "w") as file:
                 json.dump(diagnosis, file)
         where = ", ".join([*names[:3], f"{len(names) - 3} more"] if len(names) > 3 else names)
+        scale = self.settings.loss_options.get("scale")
         return (
             f"step {self.step}: {error}; parameters that are not finite: {where or 'none'}; "
-            f"learning rate {rate:g}, scale {self.trained.head.criterion.scale:g}. The images of "
-            f"this batch are in {path}; nothing of it was saved. Try a lower --lr, --warmup-steps, "
-            "--clip-gradient or a smaller --scale, and --resume from the last state"
+            f"learning rate {rate:g}{f', scale {scale:g}' if scale else ''}. The images of this "
+            f"batch are in {path}; nothing of it was saved. Try a lower --lr, --warmup-steps, "
+            f"--clip-gradient{' or a smaller --scale' if scale else ''}, and --resume from the "
+            "last state"
         )
 
     # --- Between steps

@@ -59,7 +59,7 @@ def head_size(settings: Settings, num_classes: int, layout: Layout) -> HeadSize:
     images = settings.per_batch_size * layout.devices * layout.processes
     loss = settings.loss_spec()
     return HeadSize(
-        num_classes * loss.options["subcentres"],
+        num_classes * loss.options.get("subcentres", 1),
         settings.embedding_size,
         images * settings.accumulate,
         devices=layout.processes * sharing,

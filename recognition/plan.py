@@ -52,6 +52,7 @@ class Plan:
         The number of samples per step: of all contexts of all processes, and of all micro-batches.
     pipeline : Pipeline
     num_classes : int
+        0 for a loss without class weights.
     is_class_parallel : bool
         Whether the class weights are split over the contexts.
     packs : list of Pack
@@ -83,8 +84,14 @@ class Plan:
         self._check_accumulation()
         self._check_first_classes()
         self._check_teacher()
+        has_classes = settings.loss_spec().has_classes
+        if group.size > 1 and not has_classes:
+            raise ValueError(
+                f"--loss {settings.loss}: triplets are mined by one process: give it several "
+                "--devices instead of starting several processes"
+            )
         self.pipeline = self._open_data()
-        self.num_classes = self._count_classes()
+        self.num_classes = self._count_classes() if has_classes else 0
         self._check_saved_classes()
         self.is_class_parallel = splits_classes(settings, len(self.contexts), self.num_classes)
         self._check_agreement()
@@ -151,7 +158,7 @@ class Plan:
     @property
     def class_rows(self) -> int:
         """The number of class weights: one per class, or per centre of one."""
-        return self.num_classes * self.settings.loss_spec().options["subcentres"]
+        return self.num_classes * self.settings.loss_spec().options.get("subcentres", 1)
 
     def _check_saved_classes(self) -> None:
         numbers = self.class_rows * self.settings.embedding_size

@@ -12,6 +12,7 @@ from typing import Any, Iterator, NamedTuple
 
 from dsoftmax.losses import operators
 from dsoftmax.losses.head import Head
+from dsoftmax.losses.triplet import TripletHead
 from dsoftmax.recognition.common import products
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.flops import format_flops
@@ -30,7 +31,7 @@ class Position(NamedTuple):
     images_seen: int = 0
 
 
-def describe(plan: Plan, head: Head) -> list[str]:
+def describe(plan: Plan, head: Head | TripletHead) -> list[str]:
     """Return the lines that say what will be trained, as insightface's scripts print them."""
     settings = plan.settings
     return [
@@ -38,7 +39,7 @@ def describe(plan: Plan, head: Head) -> list[str]:
         f"devices {', '.join(map(str, plan.contexts))}",
         f"prefix {settings.prefix}",
         f"image_size {list(plan.pipeline.image_size)}",
-        f"num_classes {plan.num_classes}",
+        f"num_classes {plan.num_classes or plan.pipeline.num_classes}",
         f"Called with argument: {json.dumps(settings.as_json())}",
         f"Network FLOPs: {format_flops(plan.flops)}",
         f"loss {settings.loss_spec().title}: {head!r}",
@@ -60,8 +61,13 @@ def _describe_rate(plan: Plan) -> list[str]:
     return [*lines, f"lr_schedule {s.lr_schedule}: {s.lr:g}{end}"]
 
 
-def _describe_figures(plan: Plan, head: Head) -> Iterator[str]:
+def _describe_figures(plan: Plan, head: Head | TripletHead) -> Iterator[str]:
     """Yield what each figure of a step's line means, as far as this loss has it."""
+    if isinstance(head, TripletHead):
+        yield "acc is the share of triplets whose anchor is nearer to the positive"
+        yield "cos_y is the mean cosine of anchor and positive"
+        yield "max_cos_n is the highest of anchor and negative"
+        return
     yield "acc is the share of samples nearest to their own class"
     teacher = " + teacher" if plan.settings.teacher else ""
     if head.criterion.dissected:
@@ -90,14 +96,20 @@ class Report:
     Parameters
     ----------
     plan : Plan
-    head : Head
+    head : Head or TripletHead
         Whose statistics are reported.
     log : RunLog or NoLog
     teacher : Teacher, optional
         Whose part of the loss is reported.
     """
 
-    def __init__(self, plan: Plan, head: Head, log: RunLog | NoLog, teacher: Teacher | None = None):
+    def __init__(
+        self,
+        plan: Plan,
+        head: Head | TripletHead,
+        log: RunLog | NoLog,
+        teacher: Teacher | None = None,
+    ):
         self._plan, self._head, self._log, self._teacher = plan, head, log, teacher
         self._since, self._steps = time.perf_counter(), 0
         self._began, self._steps_of_process = self._since, 0

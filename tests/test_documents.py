@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from dsoftmax import losses
-from dsoftmax.losses import presets
+from dsoftmax.losses import presets, triplet
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.tools.dispatcher import find_commands
@@ -210,7 +210,7 @@ def test_commands_and_their_flags(document):
         assert set(shown) <= known, f"{command}{arguments}"
         if command == "recognition/train":
             for loss in re.findall(r"--loss (\w+)", arguments):
-                assert loss in (*losses.names(), RECIPE)
+                assert loss in (*losses.names(), *triplet.TITLES, RECIPE)
             for network in re.findall(r"--network (\w+)", arguments):
                 assert network in networks.names()
 

@@ -170,7 +170,10 @@ class Pipeline:
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
-        whole, left = divmod(len(self._images), self.batch_size * self.workers)
+        return self._count_batches(len(self._images))
+
+    def _count_batches(self, images: int) -> int:
+        whole, left = divmod(images, self.batch_size * self.workers)
         return whole + (self.keep_partial and left >= self.workers)
 
     def __repr__(self) -> str:
@@ -189,10 +192,23 @@ class Pipeline:
         order = self._images
         if self.shuffle:
             order = order[self._generator(epoch, stream=1).permutation(len(order))]
+        return self.batches(order, epoch, start)
+
+    def batches(self, order: np.ndarray, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield batches of images in a given order, from step `start` on.
+
+        Parameters
+        ----------
+        order : (n,) int
+            Numbers of images in the records.
+        epoch : int
+            Chooses the random numbers of the augmentation.
+        start : int
+        """
         pending: deque[tuple[Batch, list[Future]]] = deque()
         with ThreadPoolExecutor(self.threads, "decode") as pool:
             try:
-                for step in range(start, len(self)):
+                for step in range(start, self._count_batches(len(order))):
                     pending.append(self._submit(pool, order, epoch, step))
                     if len(pending) > self.prefetch:
                         yield _wait_for(*pending.popleft())
@@ -203,11 +219,11 @@ class Pipeline:
                     for task in tasks:
                         task.cancel()
 
-    def _positions(self, step: int) -> range:
-        """Return the positions of the epoch's order that this worker takes at `step`."""
+    def _positions(self, step: int, images: int) -> range:
+        """Return the positions of an order of images that this worker takes at `step`."""
         start = step * self.batch_size * self.workers
         size = self.batch_size * self.workers
-        left = len(self._images) - start
+        left = images - start
         if left >= size:
             first = start + self.rank * self.batch_size
             return range(first, first + self.batch_size)
@@ -217,7 +233,7 @@ class Pipeline:
     def _submit(
         self, pool: ThreadPoolExecutor, order: np.ndarray, epoch: int, step: int
     ) -> tuple[Batch, list[Future]]:
-        positions = self._positions(step)
+        positions = self._positions(step, len(order))
         rows = len(positions)
         draws = self._generator(epoch, positions.start).random((rows, DRAWS))
         batch = Batch(

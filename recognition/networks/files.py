@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
 from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
+from dsoftmax.recognition.networks import densenet, mnasnet
 from dsoftmax.recognition.networks.factory import create
 from dsoftmax.recognition.networks.network import Network
 
@@ -16,6 +18,8 @@ INPUT, EMBEDDING = "data", "fc1"
 CLASSIFIER = "fc7"
 # Two names of the weight of the last dense layer, the older one first.
 RENAMED = {"fc1_weight": "pre_fc1_weight", "pre_fc1_weight": "fc1_weight"}
+# Gluon counts the networks that a process makes: mnasnet1_… are the parameters of the second one.
+_COUNTED = re.compile(f"^({densenet.PREFIX[:-1]}|{mnasnet.PREFIX[:-1]})[0-9]+_")
 
 
 class Classifier(NamedTuple):
@@ -156,7 +160,7 @@ def load_parameters(
     Loaded
     """
     arrays = source if isinstance(source, dict) else load_arrays(source)
-    arrays = {key.split(":", 1)[-1]: array for key, array in arrays.items()}
+    arrays = {_COUNTED.sub(r"\g<1>0_", key.split(":", 1)[-1]): one for key, one in arrays.items()}
     arrays = {key: array for key, array in arrays.items() if not key.startswith(CLASSIFIER)}
     result = Loaded([], [], [])
     for name, parameter in network.collect_params().items():
@@ -167,6 +171,7 @@ def load_parameters(
         elif not _fits(array.shape, parameter.shape):
             result.missing.append(f"{name} {parameter.shape}, in the file {array.shape}")
         else:
+            parameter.shape = array.shape  # which may not be known before a first run
             parameter._load_init(array, ctx, cast_dtype=True)
             result.loaded.append(name)
     result.unexpected.extend(arrays)

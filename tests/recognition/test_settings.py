@@ -349,6 +349,11 @@ class TestInsightfaceConfig:
                 "gluoncv:resnet18_v1b",
             ),
             ("", "tiny", "tiny"),
+            ("", "d201", "d201"),
+            ("network.d = edict(net_name='fdensenet', num_layers=121)", "d", "d121"),
+            ("", "m05", "m1"),
+            ("", "mnas025", "mnas"),
+            ("", "vargfacenet", "vargfacenet"),
         ],
     )
     def test_an_entry_decides_which_network_it_is(self, settle, lines, network, architecture):
@@ -367,7 +372,7 @@ class TestInsightfaceConfig:
             settle(f"network.d1 = edict(net_name='{name}', num_layers=51)", "--network", "d1")
 
     def test_widths_are_insightface_s(self, settle):
-        """It has the key for networks that are not here, and does not read it for these."""
+        """It has the key for some networks, and does not read it for the others."""
         for network in ("r50", "y1"):
             found = settle("config.net_multiplier = 0.5", "--network", network)
             assert "multiplier" not in found.network_options
@@ -376,6 +381,15 @@ class TestInsightfaceConfig:
             )
         found = settle("config.net_multiplier = 0.5", "--network", "tiny")
         assert (found.network_options["multiplier"], found.notes) == (0.5, ())
+        for network, width in {"m05": 0.5, "mnas025": 0.25, "vargfacenet": 1.25}.items():
+            assert settle("", "--network", network).network_options["multiplier"] == width
+
+    def test_other_defaults_are_insightface_s(self, settle):
+        dense, small = settle("", "--network", "d201"), settle("", "--network", "mnas05")
+        assert (dense.per_batch_size, dense.embedding_size) == (64, 512)
+        assert dense.network_options["densenet_dropout"] == 0.0
+        assert (small.per_batch_size, small.embedding_size) == (128, 256)
+        assert small.network_options["output"] == "GDC"
 
     @pytest.mark.parametrize(
         ("kind", "expected"),
