@@ -42,7 +42,7 @@ CLASS_FLAGS = {
     "class_dtype": "float32",
     "chunk": None,
     "init_classes": "normal",
-    "class_weights": None,
+    "class_weights": "",
     "freeze_backbone": False,
 }
 # Other keys of a configuration that are read below; `generate_config` adds the last four.
@@ -328,6 +328,7 @@ def _triplet_settings(
         "class_parallel": False,
         "fc7_lr_mult": 1.0,
         "fc7_wd_mult": 1.0,
+        "ckpt_embedding": True,
     }
 
 
