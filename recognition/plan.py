@@ -22,7 +22,7 @@ from dsoftmax.recognition.data.pipeline import Pipeline, TooFewImagesError
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.flags import AUTO, MUST
 from dsoftmax.recognition.log import import_mxboard
-from dsoftmax.recognition.networks.files import to_symbol
+from dsoftmax.recognition.networks import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.schedule import learning_rate
