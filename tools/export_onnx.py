@@ -49,7 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command(parser=build_parser, needs=["mxnet"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    from dsoftmax.eval.onnx_export import FACES_SCALED, RAW_PIXELS, export_model
+    from dsoftmax.eval.onnx_export import RAW_PIXELS, SCALED_PIXELS, export_model
 
     if not args.model:
         raise missing_model("--model is missing: give prefix,epoch")
@@ -60,7 +60,7 @@ def main(args: argparse.Namespace) -> None:
         name,
         args.output,
         args.image_size,
-        RAW_PIXELS if args.raw_pixels else FACES_SCALED,
+        RAW_PIXELS if args.raw_pixels else SCALED_PIXELS,
         is_checked=not args.no_check,
     )
     if args.json:

@@ -7,6 +7,6 @@
 """
 
 from dsoftmax.eval.onnx_export.export import Exported, export_model
-from dsoftmax.eval.onnx_export.translation import FACES_SCALED, RAW_PIXELS, translate
+from dsoftmax.eval.onnx_export.translation import RAW_PIXELS, SCALED_PIXELS, translate
 
-__all__ = ["FACES_SCALED", "RAW_PIXELS", "Exported", "export_model", "translate"]
+__all__ = ["RAW_PIXELS", "SCALED_PIXELS", "Exported", "export_model", "translate"]

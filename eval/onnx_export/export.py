@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dsoftmax.eval.models import ModelName, find_size, import_onnx, load_model, load_symbol
-from dsoftmax.eval.onnx_export.translation import FACES_SCALED, OPSET, Pixels, translate
+from dsoftmax.eval.onnx_export.translation import OPSET, SCALED_PIXELS, Pixels, translate
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.common.preflight import mxnet
 
@@ -87,7 +87,7 @@ def export_model(
     name: ModelName,
     output: str,
     image_size: tuple[int, int] | None = None,
-    pixels: Pixels = FACES_SCALED,
+    pixels: Pixels = SCALED_PIXELS,
     is_checked: bool = True,
 ) -> Exported:
     """Export a network to an ONNX file.

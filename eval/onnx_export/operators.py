@@ -12,7 +12,7 @@ from typing import Callable
 
 import numpy as np
 
-from dsoftmax.eval.onnx_export.graph import BATCH, Graph, Node
+from dsoftmax.eval.onnx_export.graph import Graph, Node
 
 Translator = Callable[[Node, Graph], "str | list[str]"]
 
@@ -192,9 +192,7 @@ def flatten(node: Node, graph: Graph) -> str:
 
 
 def reshape(node: Node, graph: Graph) -> str:
-    """Change the shape to the one that MXNet inferred; the batch stays an axis of its own."""
-    if node.shape.count(BATCH) != 1:
-        raise node.refusal("a shape that mixes the batch with other axes")
+    """Change the shape to the one that MXNet inferred."""
     target = graph.constant(f"{node.name}_shape", node.shape, np.int64)
     return graph.add("Reshape", [node.inputs[0], target], node.name)
 

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Tuple
 
 import numpy as np
 
+from dsoftmax.eval.models import INPUT
 from dsoftmax.eval.onnx_export.graph import (
     BATCH,
     Graph,
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 
 OPSET = 13
 IR_VERSION = 7  # the oldest with these operators, so that any runtime since 2020 reads it
-INPUT, OUTPUT = "data", "fc1"
+OUTPUT = "fc1"
 
 Source = Tuple[int, int]  # the number of a node, and of its output
 
@@ -46,7 +47,7 @@ class Pixels(NamedTuple):
         return f"(pixels - {self.mean:g}) / {self.std:g}"
 
 
-FACES_SCALED = Pixels(127.5, 127.5)
+SCALED_PIXELS = Pixels(127.5, 127.5)
 RAW_PIXELS = Pixels(0.0, 1.0)
 
 
@@ -54,7 +55,7 @@ def translate(
     symbol: mx.sym.Symbol,
     parameters: Mapping[str, Any],
     image_size: tuple[int, int],
-    pixels: Pixels = FACES_SCALED,
+    pixels: Pixels = SCALED_PIXELS,
 ) -> ModelProto:
     """Translate a network to ONNX.
 
@@ -263,14 +264,16 @@ def _sources(node: dict[str, Any]) -> list[Source]:
 def _infer_shapes(
     symbol: mx.sym.Symbol, parameters: Mapping[str, Any], image_size: tuple[int, int]
 ) -> dict[str, Shape]:
-    """Return the shape of each value; the lengths that differ for two batches are `BATCH`."""
+    """Return the shape of each value; lengths of 1 and 2 for such batches are `BATCH`."""
     internals = symbol.get_internals()
     known = {name: parameters[name].shape for name in set(symbol.list_inputs()) - {INPUT}}
     of_one, of_two = (
         internals.infer_shape_partial(**{INPUT: (batch, 3, *image_size)}, **known)[1]
         for batch in (1, 2)
     )
-    return {
-        name: tuple(one if one == two else BATCH for one, two in zip(*shapes))
-        for name, *shapes in zip(internals.list_outputs(), of_one, of_two)
-    }
+    shapes: dict[str, Shape] = {}
+    for name, *both in zip(internals.list_outputs(), of_one, of_two):
+        shapes[name] = tuple(BATCH if pair == (1, 2) else pair[0] for pair in zip(*both))
+        if tuple(2 if length == BATCH else length for length in shapes[name]) != tuple(both[1]):
+            raise UntranslatableError(f"{name} mixes the axis of the batch with others")
+    return shapes

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dsoftmax.eval.models import ModelName, load_model
-from dsoftmax.eval.onnx_export import FACES_SCALED, RAW_PIXELS, export, export_model, translate
+from dsoftmax.eval.onnx_export import RAW_PIXELS, SCALED_PIXELS, export, export_model, translate
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.data.packs import read_pack
 
@@ -82,8 +82,13 @@ def as_insightface(path, images):
     return session.run([output.name], {session.get_inputs()[0].name: blob})[0]
 
 
-@pytest.mark.parametrize("pixels", [FACES_SCALED, RAW_PIXELS], ids=["scaled", "raw"])
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize(
+    ("case", "pixels"),
+    [
+        *((case, SCALED_PIXELS) for case in CASES),
+        *((case, RAW_PIXELS) for case in ("y1", "r18 E", "r18 input 2")),
+    ],
+)
 def test_networks(case, pixels, saved, tmp_path, rng, capfd):
     network, options = CASES[case]
     name, path = saved(network, **options), str(tmp_path / "net.onnx")
@@ -165,7 +170,7 @@ class TestFile:
         name, path = saved("tiny", image_size=(32, 32)), str(tmp_path / "net.onnx")
         images = draw_images(rng, 2, (32, 32))
         expected = load_model(name, [mx.cpu()])(images)
-        for pixels in (FACES_SCALED, RAW_PIXELS):
+        for pixels in (SCALED_PIXELS, RAW_PIXELS):
             export_model(name, path, pixels=pixels)
             model = onnx.load(path)
             del model.metadata_props[:]
@@ -272,7 +277,7 @@ def exported_y1(real_data, tmp_path):
     """Export the published y1 in both ways; return its name and both paths."""
     name = ModelName(str(real_data / "y1" / "model"), 0)
     paths = [str(tmp_path / file) for file in ("scaled.onnx", "raw.onnx")]
-    for path, pixels in zip(paths, (FACES_SCALED, RAW_PIXELS)):
+    for path, pixels in zip(paths, (SCALED_PIXELS, RAW_PIXELS)):
         export_model(name, path, pixels=pixels)
     return name, paths
 
