@@ -64,7 +64,8 @@ CASES = {
     "prelu with one slope": mx.sym.LeakyReLU(
         DATA, mx.sym.var("slope", shape=(1,)), act_type="prelu"
     ),
-    **{kind: mx.sym.LeakyReLU(DATA, act_type=kind) for kind in ("leaky", "elu", "selu", "rrelu")},
+    **{kind: mx.sym.LeakyReLU(DATA, act_type=kind) for kind in ("leaky", "elu", "selu")},
+    "rrelu": mx.sym.LeakyReLU(DATA, act_type="rrelu")[0],
     "leaky with a slope": mx.sym.LeakyReLU(DATA, act_type="leaky", slope=0.7),
     **dict(poolings()),
     "adaptive pooling": mx.sym.contrib.AdaptiveAvgPooling2D(DATA, output_size=1),
@@ -149,7 +150,7 @@ def draw_parameters(symbol, rng):
 
 
 def run_mxnet(symbol, parameters, images):
-    block = mx.gluon.SymbolBlock(symbol, mx.sym.var("data"))
+    block = mx.gluon.SymbolBlock(symbol, mx.sym.var("data", dtype="float32"))
     for name, parameter in block.collect_params().items():
         parameter._load_init(parameters[name], mx.cpu())
     return block(mx.nd.array(images)).asnumpy()
