@@ -115,6 +115,8 @@ def export_model(
     """
     if name.is_onnx:
         raise ValueError(f"{name}: an ONNX file already; give a symbol as prefix,epoch")
+    if not output.endswith(".onnx"):
+        raise ValueError(f"--output {output}: the name of an ONNX file ends in .onnx")
     (onnx,) = import_onnx("the export to ONNX", "onnx")
     if is_checked:
         import_onnx("the check of an export, unless --no-check is given,", "onnxruntime")

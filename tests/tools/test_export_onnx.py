@@ -45,9 +45,10 @@ def test_what_can_not_be_exported(symbol_model, tmp_path, capsys):
         (["--model", f"{prefix},0|1"], "one network at a time"),
         (["--model", f"{tmp_path}/net.onnx"], "an ONNX file already"),
         (["--model", f"{tmp_path}/none,0"], "there is no such file"),
+        (["--model", f"{prefix},0", "--output", f"{tmp_path}/net"], "ends in .onnx"),
         (["--model", f"{prefix},0", "--image-size", "2,2"], "can't be run on images of 2x2"),
     ):
-        assert main([*arguments, *output]) == 2
+        assert main([*output, *arguments]) == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
