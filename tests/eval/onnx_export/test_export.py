@@ -109,6 +109,21 @@ def test_large_networks_of_gluoncv(name, saved, tmp_path):
     export_model(saved(f"gluoncv:{name}", image_size=(112, 112)), str(tmp_path / "net.onnx"))
 
 
+def test_files_of_older_versions(saved, tmp_path, rng):
+    """They have casts and an identity around the network, and Gluon's names."""
+    name, path = saved("tiny", image_size=(32, 32)), str(tmp_path / "net.onnx")
+    images = draw_images(rng, 2, (32, 32))
+    expected = load_model(name, [mx.cpu()])(images)
+    old = mx.sym.identity(
+        networks.create("tiny", image_size=(32, 32))(mx.sym.var("data")), name="fc1"
+    )
+    assert "fc1_fwd_output" in old.get_internals().list_outputs()
+    old.save(name.files()[0])
+    assert (load_model(name, [mx.cpu()])(images) == expected).all()
+    assert export_model(name, path).agreement.difference < 1e-4
+    assert {node.op_type for node in onnx.load(path).graph.node}.isdisjoint({"Cast", "Sub", "Mul"})
+
+
 class TestFile:
     def test_what_it_says_about_itself(self, saved, tmp_path):
         name, path = saved("tiny", image_size=(48, 48)), tmp_path / "net.onnx"
