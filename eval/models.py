@@ -25,6 +25,7 @@ import numpy as np
 from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.common.devices import usable_contexts
 from dsoftmax.recognition.common.preflight import mxnet
+from dsoftmax.recognition.common.symbols import load_symbol
 
 if TYPE_CHECKING:
     import mxnet as mx
@@ -257,7 +258,7 @@ def load_model(
     return _SymbolModel(name, contexts, rewrite)
 
 
-def load_symbol(name: ModelName) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray]]:
+def load_network(name: ModelName) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray]]:
     """Load the graph of a network up to its embedding, and all parameters that its file holds.
 
     Raises
@@ -265,13 +266,9 @@ def load_symbol(name: ModelName) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray
     ValueError
         If there is no embedding, no input ``data``, or not all of the graph's parameters.
     """
-    mx = mxnet()
     symbol_path, params_path = name.files()
     _check_files(name)
-    try:
-        symbol = mx.sym.load(symbol_path)
-    except mx.MXNetError:
-        raise ValueError(f"{symbol_path}: not a symbol MXNet can read") from None
+    symbol = load_symbol(symbol_path)
     saved = {key.split(":", 1)[-1]: array for key, array in load_arrays(params_path).items()}
     output = _embedding_of(symbol, symbol_path)
     needed = set(output.list_inputs()) - {INPUT}
@@ -312,7 +309,7 @@ class _SymbolModel(Model):
 
         super().__init__(name)
         self._contexts = list(contexts)
-        output, saved = load_symbol(name)
+        output, saved = load_network(name)
         needed = set(output.list_inputs()) - {INPUT}
         self._graph, self._shapes = output, {key: saved[key].shape for key in needed}
         if rewrite and all(context.device_type == "cpu" for context in self._contexts):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import NamedTuple
 
-from dsoftmax.eval.models import EMBEDDING, INPUT, ModelName, load_symbol
+from dsoftmax.eval.models import EMBEDDING, INPUT, ModelName, load_network
 
 EPOCH = 0  # insightface's number for what it slimmed
 
@@ -58,7 +58,7 @@ def slim_model(name: ModelName, output: str | None = None) -> Slimmed:
 
     if name.is_onnx:
         raise ValueError(f"{name}: an ONNX file has no classifier; give a symbol as prefix,epoch")
-    symbol, parameters = load_symbol(name)
+    symbol, parameters = load_network(name)
     if symbol.list_outputs() != [EMBEDDING]:
         raise ValueError(f"{name.files()[0]}: it has no output named {EMBEDDING} to cut it at")
     auxiliary = set(symbol.list_auxiliary_states())

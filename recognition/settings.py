@@ -104,7 +104,7 @@ Settings = make_dataclass(
 def parse(argv: list[str] | None = None) -> Settings:
     """Turn the flags of a command line into the settings of a run."""
     first = parse_first(argv)
-    module = load_config(first.config)
+    module = load_config(first.config, vars(first))
     for flag in ("network", "dataset", "loss"):
         setattr(first, flag, getattr(first, flag) or module.default[flag])
     if first.data_dir:

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from dsoftmax.eval.models import ModelName, find_size, import_onnx, load_model, load_symbol
+from dsoftmax.eval.models import ModelName, find_size, import_onnx, load_model, load_network
 from dsoftmax.eval.onnx_export.translation import OPSET, SCALED_PIXELS, Pixels, translate
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.common.preflight import mxnet
@@ -120,7 +120,7 @@ def export_model(
     (onnx,) = import_onnx("the export to ONNX", "onnx")
     if is_checked:
         import_onnx("the check of an export, unless --no-check is given,", "onnxruntime")
-    symbol, parameters = load_symbol(name)
+    symbol, parameters = load_network(name)
     size = _choose_size(name, symbol, parameters, image_size)
     try:
         model = translate(symbol, parameters, size, pixels)

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsoftmax.recognition.common.cli import some_of
-from dsoftmax.recognition.common.files import atomic_folder
+from dsoftmax.recognition.common.files import atomic_folder, open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.identities import FILE_NAME, read_names
@@ -99,7 +99,7 @@ def _scan_identity(identity: str, folder: str, scan: Scan) -> None:
 def read_list(path: str, folder: str) -> list[Source]:
     """Read a list in any of the forms above, with paths relative to `folder`."""
     sources = []
-    with open(path, encoding="utf-8-sig") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             line = line.strip("\r\n ")
             if not line:

@@ -59,6 +59,8 @@ class Pipeline:
     augmentation : Augmentation, optional
         By default mirroring alone.
     seed : int
+    shuffle : bool
+        Draw the order of each epoch; otherwise it is that of the records.
     dtype : {"uint8", "float32"}
         Values are 0 to 255 in both.
     keep_partial : bool
@@ -98,6 +100,7 @@ class Pipeline:
         image_size: tuple[int, int] | None = None,
         augmentation: Augmentation | None = None,
         seed: int = 0,
+        shuffle: bool = True,
         dtype: str = "uint8",
         keep_partial: bool = False,
         shard: tuple[int, int] = (0, 1),
@@ -115,6 +118,7 @@ class Pipeline:
         self.image_size = image_size or records.image_size
         self.augmentation = augmentation or Augmentation()
         self.seed = int(seed)
+        self.shuffle = shuffle
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.uint8, np.float32):
             raise ValueError(f"dtype must be 'uint8' or 'float32', not {dtype!r}")
@@ -182,7 +186,9 @@ class Pipeline:
         Threads decode images while the caller works on earlier batches. A batch belongs to the
         caller: it is never written to again.
         """
-        order = self._images[self._generator(epoch, stream=1).permutation(len(self._images))]
+        order = self._images
+        if self.shuffle:
+            order = order[self._generator(epoch, stream=1).permutation(len(order))]
         pending: deque[tuple[Batch, list[Future]]] = deque()
         with ThreadPoolExecutor(self.threads, "decode") as pool:
             try:
@@ -254,6 +260,13 @@ class Pipeline:
         for attempt in range(TRIES_TO_REPLACE):
             image = int(order[(position + attempt) % len(order)])
             label, encoded = self.records.read(image)
+            if not 0 <= label < self.records.num_classes:
+                raise RecordError(
+                    f"{self.records.path}: image {image} (key {self.records.keys[image]}) has the "
+                    f"label {label}, but the identity records say that there are "
+                    f"{self.records.num_classes} classes: the .idx or the header belongs to "
+                    "another file; tools/rec_info.py --rebuild-index writes a new one"
+                )
             try:
                 pixels = fit(decode(encoded), *self.image_size)
             except ImageError as error:

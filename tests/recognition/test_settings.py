@@ -394,8 +394,13 @@ class TestInsightfaceConfig:
             assert found.embedding_size == size
         assert "common_settings" not in sys.modules
         assert str(tmp_path) not in sys.path
-        with pytest.raises(ValueError, match=r"--config .*config.py: No module named 'not_here'"):
+        with pytest.raises(ValueError, match=r"--config .*config.py: .*No module named 'not_here'"):
             settle("import not_here")
+
+    @pytest.mark.parametrize("line", ["1 / 0", "{}['x']", "raise SystemExit(3)", "assert False"])
+    def test_errors_in_it_name_the_file(self, settle, line):
+        with pytest.raises(ValueError, match=r"--config .*config\.py: \w+: "):
+            settle(line)
 
     def test_a_dataset_without_a_path(self, settle):
         with pytest.raises(ValueError, match=r"--dataset bare: .* has no dataset_path"):
