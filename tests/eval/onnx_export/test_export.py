@@ -42,7 +42,7 @@ CASES = {
         )
     },
 }
-LARGE = ("resnest14", "xception", "darknet53", "resnet50_v1d", "vgg11_bn", "nasnet_4_1056")
+LARGE = ("resnest14", "xception", "darknet53", "resnet50_v1d", "vgg11_bn")
 
 
 @pytest.fixture
@@ -225,10 +225,10 @@ class TestRefusals:
         with pytest.raises(ValueError, match=r"model,0: node fc1: operator sin can't"):
             export_model(ModelName(prefix, 0), str(tmp_path / "net.onnx"))
 
-    def test_networks_that_diverged(self, saved, tmp_path):
+    def test_embeddings_that_overflow(self, saved, tmp_path):
         name = saved("tiny", image_size=(32, 32))
         arrays = mx.nd.load(name.files()[1])
-        arrays["arg:fc1_beta"][:] = np.nan
+        arrays["arg:pre_fc1_weight"][:] = 3e38
         mx.nd.save(name.files()[1], arrays)
         with pytest.raises(ValueError, match="not finite"):
             export_model(name, str(tmp_path / "net.onnx"))
