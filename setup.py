@@ -42,13 +42,15 @@ MXNET = {
 }
 # To be compiled, see recognition/README.md: not among the extras that `all` brings.
 HOROVOD = {"horovod": ["horovod==0.28.1"]}
+ONNX = ["onnx>=1.12,<1.17", "onnxruntime>=1.15,<1.20"]
 OPTIONAL = {
-    "onnx": ["onnx>=1.12,<1.17", "onnxruntime>=1.15,<1.20"],
+    "onnx": ONNX,
     "tensorboard": ["mxboard>=0.1,<0.2", "protobuf>=3.20.2,<4"],  # as old as mxboard
     "test": [
         "pytest>=7,<10",
         "ruff>=0.17,<0.18",
         "import-linter>=2.4,<3; python_version >= '3.9'",
+        *ONNX,
     ],
 }
 
@@ -85,6 +87,6 @@ if __name__ == "__main__":
             **MXNET,
             **HOROVOD,
             **OPTIONAL,
-            "all": sorted(package for extra in OPTIONAL.values() for package in extra),
+            "all": sorted({package for extra in OPTIONAL.values() for package in extra}),
         },
     )

@@ -10,13 +10,15 @@ from __future__ import annotations
 
 import glob
 import hashlib
+import importlib
 import itertools
 import json
 import os
 import re
 import sys
 from collections import Counter
-from typing import TYPE_CHECKING, Callable, Mapping, NamedTuple, Sequence
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, Callable, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -76,16 +78,24 @@ class ModelName(NamedTuple):
         )
         return os.path.basename(folder) or stem if stem == "model" else stem
 
-    def trained_size(self) -> tuple[int, int] | None:
-        """Return the image size (height, width) of the run that left the files; None if unknown."""
+    def config(self) -> dict[str, Any]:
+        """Return the settings of the run that left the files; empty if they are not there."""
         path = os.path.join(os.path.dirname(self.prefix), CONFIG)
         try:
             with open(path, encoding="utf-8") as file:
                 config = json.load(file)
+        except (OSError, ValueError):
+            return {}
+        return config if isinstance(config, dict) else {}  # it may be another program's
+
+    def trained_size(self) -> tuple[int, int] | None:
+        """Return the image size (height, width) of the run that left the files; None if unknown."""
+        config = self.config()
+        try:
             height, width = config.get("resolved_image_size") or config["image_size"]
             return int(height), int(width)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            return None  # no such file, another program's, or of a run that did not say
+        except (ValueError, KeyError, TypeError):
+            return None
 
     def digest(self) -> str:
         """Return a checksum of the files' content, the same wherever they lie."""
@@ -248,6 +258,48 @@ def load_model(
     return _SymbolModel(name, contexts, rewrite)
 
 
+def load_network(name: ModelName) -> tuple[mx.sym.Symbol, dict[str, mx.nd.NDArray]]:
+    """Load the graph of a network up to its embedding, and all parameters that its file holds.
+
+    Raises
+    ------
+    ValueError
+        If there is no embedding, no input ``data``, or not all of the graph's parameters.
+    """
+    symbol_path, params_path = name.files()
+    _check_files(name)
+    symbol = load_symbol(symbol_path)
+    saved = {key.split(":", 1)[-1]: array for key, array in load_arrays(params_path).items()}
+    output = _embedding_of(symbol, symbol_path)
+    needed = set(output.list_inputs()) - {INPUT}
+    if len(needed) == len(output.list_inputs()):
+        raise ValueError(f"{symbol_path}: it has no input {INPUT!r}")
+    missing = sorted(needed - set(saved))
+    if missing:
+        raise ValueError(
+            f"{params_path}: {len(missing)} parameters of {os.path.basename(symbol_path)} are "
+            f"not in it, {', '.join(missing[:3])} among them; is it another network's?"
+        )
+    return output, saved
+
+
+def find_size(
+    graph: mx.sym.Symbol, shapes: Mapping[str, tuple], first: tuple[int, int] | None = None
+) -> tuple[int, int] | None:
+    """Find a usual image size, (height, width), that a graph takes with parameters of these shapes.
+
+    Parameters
+    ----------
+    graph : mx.sym.Symbol
+    shapes : dict of str to tuple
+    first : (height, width), optional
+        The size to try first.
+    """
+    squares = ((side, side) for side in range(16, 257, 8))
+    sizes = itertools.chain([first] if first else [], USUAL_SIZES, squares)
+    return next((size for size in sizes if _fits(graph, shapes, size)), None)
+
+
 class _SymbolModel(Model):
     """A symbol file with its parameters; pixels of 0 to 255, scaled inside the graph."""
 
@@ -256,21 +308,9 @@ class _SymbolModel(Model):
         from dsoftmax.eval import graphs  # late, because it imports MXNet
 
         super().__init__(name)
-        symbol_path, params_path = name.files()
-        _check_files(name)
         self._contexts = list(contexts)
-        symbol = load_symbol(symbol_path)
-        saved = {key.split(":", 1)[-1]: array for key, array in load_arrays(params_path).items()}
-        output = _embedding_of(symbol, symbol_path)
+        output, saved = load_network(name)
         needed = set(output.list_inputs()) - {INPUT}
-        if len(needed) == len(output.list_inputs()):
-            raise ValueError(f"{symbol_path}: it has no input {INPUT!r}")
-        missing = sorted(needed - set(saved))
-        if missing:
-            raise ValueError(
-                f"{params_path}: {len(missing)} parameters of {os.path.basename(symbol_path)} are "
-                f"not in it, {', '.join(missing[:3])} among them; is it another network's?"
-            )
         self._graph, self._shapes = output, {key: saved[key].shape for key in needed}
         if rewrite and all(context.device_type == "cpu" for context in self._contexts):
             output, saved = graphs.for_cpus(output, saved)
@@ -294,32 +334,27 @@ class _SymbolModel(Model):
         return embeddings.reshape(len(images), -1)
 
     def _wanted_size(self) -> tuple[int, int] | None:
-        """Find a usual image size for which the graph's parameters have the shapes of the file."""
-        squares = ((side, side) for side in range(16, 257, 8))
-        sizes = itertools.chain([self.image_size] if self.image_size else [], USUAL_SIZES, squares)
-        return next((size for size in sizes if _fits(self._graph, self._shapes, size)), None)
+        return find_size(self._graph, self._shapes, self.image_size)
 
 
 class _OnnxModel(Model):
-    """An ONNX file; whether it scales pixels itself is looked up in its first nodes."""
+    """An ONNX file; how it wants its pixels, its metadata or its first nodes say."""
 
     def __init__(self, name: ModelName, context: mx.Context):
         super().__init__(name)
         _check_files(name)
-        try:
-            import onnx
-            import onnxruntime
-        except ImportError as error:
-            raise ImportError(
-                f"{name} needs the extra onnx: pip install 'dsoftmax[onnx]' ({error})"
-            ) from None
+        onnx, onnxruntime = import_onnx(str(name), "onnx", "onnxruntime")
         options = onnxruntime.SessionOptions()
         # A file may declare an output of another batch size: that is a warning for each batch.
         options.log_severity_level = ONNX_ERRORS
-        kinds = {"gpu": ["CUDAExecutionProvider"]}.get(context.device_type, [])
+        kinds = {"CPUExecutionProvider"}
+        if context.device_type == "gpu":
+            kinds.add("CUDAExecutionProvider")
         try:
             self._session = onnxruntime.InferenceSession(
-                name.prefix, options, providers=[*kinds, "CPUExecutionProvider"]
+                name.prefix,
+                options,
+                providers=[one for one in onnxruntime.get_available_providers() if one in kinds],
             )
             nodes = onnx.load(name.prefix).graph.node[:8]
         except Exception as error:  # of onnxruntime's own many kinds
@@ -328,14 +363,16 @@ class _OnnxModel(Model):
         size = tuple(self._input.shape[2:])
         self._fixed_size = size if all(isinstance(side, int) for side in size) else None
         self.image_size = self._fixed_size or self.image_size
-        # Exports of MXNet networks take 0 to 255 and begin with a subtraction and a product (or
-        # their like); those of PyTorch ones want (x - 127.5) / 127.5 done for them.
-        self._is_scaled_inside = {"Sub", "Mul"} <= {node.op_type for node in nodes}
+        # Without a word on it: exports of MXNet networks take 0 to 255 and begin with a subtraction
+        # and a product; those of PyTorch ones want (x - 127.5) / 127.5 done for them.
+        is_scaled_inside = {"Sub", "Mul"} <= {node.op_type for node in nodes}
+        usual = (0.0, 1.0) if is_scaled_inside else (127.5, 127.5)
+        metadata = self._session.get_modelmeta().custom_metadata_map
+        self._mean = float(metadata.get("input_mean", usual[0]))
+        self._std = float(metadata.get("input_std", usual[1]))
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
-        images = images.astype(np.float32)
-        if not self._is_scaled_inside:
-            images = (images - 127.5) / 127.5
+        images = (images.astype(np.float32) - self._mean) / self._std
         fixed = self._input.shape[0]
         size = fixed if isinstance(fixed, int) and fixed > 0 else len(images)
         embeddings = []
@@ -350,6 +387,16 @@ class _OnnxModel(Model):
                 raise self._refusal(images, self._fixed_size, _last_line(error)) from None
             embeddings.append(output.reshape(size, -1)[: len(batch)])
         return np.concatenate(embeddings)
+
+
+def import_onnx(what: str, *modules: str) -> list[ModuleType]:
+    """Import modules of the extra ``onnx``; say that `what` needs it where that fails."""
+    try:
+        return [importlib.import_module(module) for module in modules]
+    except ImportError as error:
+        raise ImportError(
+            f"{what} needs the extra onnx: pip install 'dsoftmax[onnx]' ({error})"
+        ) from None
 
 
 def _fits(graph: mx.sym.Symbol, shapes: Mapping[str, tuple], size: tuple[int, int]) -> bool:

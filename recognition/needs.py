@@ -13,7 +13,7 @@ from dsoftmax.losses.stores.base import FLOAT_BYTES
 from dsoftmax.recognition import estimate, networks, traffic
 from dsoftmax.recognition.common.speed import Speed
 from dsoftmax.recognition.estimate import Estimate, HeadSize
-from dsoftmax.recognition.networks.files import to_symbol
+from dsoftmax.recognition.networks import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.settings import Settings
 from dsoftmax.recognition.traffic import Traffic

@@ -24,7 +24,7 @@ from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.flags import AUTO, MUST
 from dsoftmax.recognition.log import import_mxboard
 from dsoftmax.recognition.needs import Layout, head_size, splits_classes
-from dsoftmax.recognition.networks.files import to_symbol
+from dsoftmax.recognition.networks import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.schedule import learning_rate

@@ -9,8 +9,9 @@ Images are (B, 3, H, W) pixels of 0 to 255, RGB; embeddings are (B, D).
 """
 
 from dsoftmax.recognition.networks.factory import NETWORKS, create, initializer, names, options_of
-from dsoftmax.recognition.networks.files import load_parameters, save_model, to_symbol
+from dsoftmax.recognition.networks.files import load_parameters, save_checkpoint, save_model
 from dsoftmax.recognition.networks.network import ImageSizeError, Network
+from dsoftmax.recognition.networks.symbols import to_symbol
 
 __all__ = [
     "NETWORKS",
@@ -21,6 +22,7 @@ __all__ = [
     "load_parameters",
     "names",
     "options_of",
+    "save_checkpoint",
     "save_model",
     "to_symbol",
 ]

@@ -59,7 +59,7 @@ def make_embedding_layers(
         return norm("fc1", fix_gamma=True)
 
     def drop() -> HybridBlock:
-        return nn.Dropout(dropout, prefix="dropout_")
+        return nn.Dropout(dropout, prefix="dropout0_")
 
     def without_dropout() -> list[HybridBlock]:
         return [norm("bn1"), dense("pre_fc1"), last_norm()]
@@ -69,7 +69,7 @@ def make_embedding_layers(
         return [norm("bn1"), activation(act, "relu1"), means, dense("pre_fc1"), last_norm()]
 
     def evenly_pooled() -> list[HybridBlock]:
-        channels, widen, narrow = features[0], [], [nn.Flatten(prefix="flatten_")]
+        channels, widen, narrow = features[0], [], [nn.Flatten(prefix="flatten0_")]
         if embedding_size > min(channels, MOST_POOLED_CHANNELS):
             convx = convolution("convx", embedding_size, 1)
             widen = [convx, norm("convx_bn"), activation(act, "convx_relu")]

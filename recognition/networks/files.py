@@ -11,10 +11,9 @@ import mxnet as mx
 from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.networks import densenet, mnasnet
-from dsoftmax.recognition.networks.factory import create
 from dsoftmax.recognition.networks.network import Network
+from dsoftmax.recognition.networks.symbols import EMBEDDING, to_symbol
 
-INPUT, EMBEDDING = "data", "fc1"
 CLASSIFIER = "fc7"
 # Two names of the weight of the last dense layer, the older one first.
 RENAMED = {"fc1_weight": "pre_fc1_weight", "pre_fc1_weight": "fc1_weight"}
@@ -71,15 +70,6 @@ class Loaded(NamedTuple):
     unexpected: list[str]
 
 
-def to_symbol(network: Network) -> mx.sym.Symbol:
-    """Return a network's graph from the input ``data`` to the output ``fc1_output``, in float32."""
-    options = {key: value for key, value in network.options.items() if key != "sync_devices"}
-    # A new network: the given one may compute in another type, or wait for other devices.
-    twin = create(network.name, network.embedding_size, **options)
-    with mx.name.NameManager():  # so that the same network has the same file
-        return mx.sym.identity(twin(mx.sym.var(INPUT)), name=EMBEDDING)
-
-
 def save_model(
     network: Network,
     prefix: str,
@@ -121,6 +111,22 @@ def save_model(
     if classifier:
         symbol = classifier.apply(symbol)
         arrays[f"arg:{CLASSIFIER}_weight"] = classifier.weights
+    return save_checkpoint(prefix, epoch, symbol, arrays)
+
+
+def save_checkpoint(
+    prefix: str, epoch: int, symbol: mx.sym.Symbol, arrays: dict[str, mx.nd.NDArray]
+) -> str:
+    """Save a graph and its parameters; return the path of the parameter file.
+
+    Parameters
+    ----------
+    prefix, epoch
+        See `save_model`.
+    symbol : mx.sym.Symbol
+    arrays : dict of str to NDArray
+        Names begin with ``arg:`` or ``aux:``.
+    """
     path, graph = f"{prefix}-symbol.json", symbol.tojson()
     with explain_full_disk(path, len(graph)), AtomicFile(path, "w") as file:
         file.write(graph)

@@ -220,5 +220,5 @@ class SqueezeExcitation(HybridBlock):
 
     def hybrid_forward(self, F, data):
         """Weight the channels of `data`, (B, C, H, W)."""
-        means = F.Pooling(data, global_pool=True, pool_type="avg", kernel=(1, 1))
-        return F.broadcast_mul(data, F.sigmoid(self.weigh(means)))
+        means = F.Pooling(data, global_pool=True, pool_type="avg", kernel=(1, 1), name="pool1")
+        return F.broadcast_mul(data, F.sigmoid(self.weigh(means), name="sigmoid"))

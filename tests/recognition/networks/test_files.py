@@ -1,5 +1,7 @@
 """Files of networks: symbols, parameters, and those insightface published."""
 
+import json
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -183,3 +185,36 @@ def test_broken_files_are_named(tmp_path):
     mx.nd.save(str(path), [mx.nd.zeros(2)])
     with pytest.raises(ValueError, match="have no names"):
         networks.load_parameters(networks.create("tiny"), path)
+
+
+def node_names(symbol):
+    return [node["name"] for node in json.loads(symbol.tojson())["nodes"] if node["op"] != "null"]
+
+
+@pytest.mark.realdata
+def test_nodes_are_named_as_in_the_published_y1(real_data):
+    published = mx.sym.load(str(real_data / "y1" / "model-symbol.json"))
+    assert node_names(networks.to_symbol(networks.create("y1"))) == node_names(published)
+
+
+def test_nodes_are_named_as_in_the_residual_networks_of_insightface():
+    network = networks.create("r18", **{**SMALL, "se": 1})
+    unit = ["bn1", "conv1", "bn2", "relu1", "conv2", "bn3"]
+    excitation = ["pool1", "conv1", "relu1", "conv2", "sigmoid"]
+    expected = ["_minusscalar0", "_mulscalar0", "conv0", "bn0", "relu0"]
+    for number in range(4):
+        stage = f"stage{number + 1}_unit1"
+        expected += [f"{stage}_{name}" for name in unit]
+        expected += [f"{stage}_se_{name}" for name in excitation]
+        expected += [f"broadcast_mul{number}", f"{stage}_conv1sc", f"{stage}_sc", f"_plus{number}"]
+    expected += ["bn1", "dropout0", "pre_fc1", "fc1"]
+    assert node_names(networks.to_symbol(network)) == expected
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_names_of_nodes_are_unique_and_independent_of_other_networks(name):
+    networks.create(name, **CASES[name])
+    names = node_names(networks.to_symbol(networks.create(name, **CASES[name])))
+    assert len(set(names)) == len(names)
+    assert names[:2] == ["_minusscalar0", "_mulscalar0"]
+    assert names[-1] == "fc1"

@@ -4,7 +4,7 @@ import mxnet as mx
 import pytest
 
 from dsoftmax.recognition import networks
-from dsoftmax.recognition.networks.files import to_symbol
+from dsoftmax.recognition.networks import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops, format_flops
 
 
