@@ -227,6 +227,8 @@ class TripletHead:
 class NoClasses:
     """Answers what training asks of a store of class weights."""
 
+    subcentres = 1
+
     def __init__(self, embedding_size: int):
         self.shape = (0, embedding_size)
 

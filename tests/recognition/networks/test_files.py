@@ -198,7 +198,7 @@ def test_nodes_are_named_as_in_the_published_y1(real_data):
 
 
 def test_nodes_are_named_as_in_the_residual_networks_of_insightface():
-    network = networks.create("r18", **{**SMALL, "se": 1})
+    network = networks.create("r18", **{**SMALL["r18"], "se": 1})
     unit = ["bn1", "conv1", "bn2", "relu1", "conv2", "bn3"]
     excitation = ["pool1", "conv1", "relu1", "conv2", "sigmoid"]
     expected = ["_minusscalar0", "_mulscalar0", "conv0", "bn0", "relu0"]
