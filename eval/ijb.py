@@ -39,8 +39,10 @@ from dsoftmax.eval.models import (
     parse_models,
     say_where,
 )
+from dsoftmax.eval.result_page import write_results
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
+    add_report_flag,
     add_threads_flag,
     command,
     image_size,
@@ -289,6 +291,7 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("output")
     output.add_argument("--result-dir", help="folder of results; by default ./<target>_result")
     output.add_argument("--job", default="insightface", help="name of the results")
+    add_report_flag(output)
     add_json_flag(output)
     machine = parser.add_argument_group("machine")
     machine.add_argument(
@@ -413,9 +416,13 @@ def main(args: argparse.Namespace) -> None:
             more, figures = run(args, files, pooled, name)
             lines += more
             result.update(figures)
+    if args.report:
+        write_results(args.report, f"{result['model']}; {lines[0]}", [result])
     if args.json != "-":
         print("\n".join(lines))
         print(f"scores and figures are in {args.result_dir}, named {args.job}")
+        if args.report:
+            print(f"the page is {args.report}")
     if args.json:
         print_json({"results": [result]}, args.json)
 

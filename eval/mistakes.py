@@ -38,6 +38,14 @@ def worst_mistakes(result: Verification, most: int = WORST_SHOWN) -> tuple[np.nd
     return np.array(refused[:most], int), np.array(accepted[:most], int)
 
 
+def mistakes_json(result: Verification, most: int = WORST_SHOWN) -> dict[str, list[dict]]:
+    """Return the numbers and cosines of the worst mistakes, as JSON can hold them."""
+    return {
+        kind: [{"pair": int(pair), "cosine": float(result.cosines[pair])} for pair in pairs]
+        for kind, pairs in zip(("refused", "accepted"), worst_mistakes(result, most))
+    }
+
+
 def contact_sheet(pack: Pack, result: Verification, columns: int = 5) -> np.ndarray:
     """Lay out the worst mistakes, each as two images with the pair's number and cosine.
 

@@ -159,6 +159,10 @@ class Pipeline:
             labels
         ]
 
+    def permutation(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch, (n,), as places in `images_and_classes`."""
+        return self._generator(epoch, stream=1).permutation(len(self._images))
+
     @property
     def num_images(self) -> int:
         """Number of images per epoch, over all workers."""
@@ -182,7 +186,7 @@ class Pipeline:
         Threads decode images while the caller works on earlier batches. A batch belongs to the
         caller: it is never written to again.
         """
-        order = self._images[self._generator(epoch, stream=1).permutation(len(self._images))]
+        order = self._images[self.permutation(epoch)]
         pending: deque[tuple[Batch, list[Future]]] = deque()
         with ThreadPoolExecutor(self.threads, "decode") as pool:
             try:
