@@ -8,14 +8,14 @@ from typing import Iterable, Iterator, TypeVar
 from mxnet import nd
 
 PARTS = ("data", "network", "head", "update")
-MEASURED_STEPS = 3  # before a verification
-STEPS_PER_MEASURED = 10  # at least, if verifications are frequent
+MEASURED_STEPS = 3  # before a verification, and before the end of a run
+FEWEST_BETWEEN = 50  # steps; where verifications are more frequent, only the end is measured
 
 Item = TypeVar("Item")
 
 
 class StepTimes:
-    """Measures a few steps before each verification.
+    """Measures a few steps before each verification, unless these are frequent, and at the end.
 
     To know when a part is done, a step must wait for the device after each part, which then can't
     work ahead: a measured step takes longer than others. So few steps are measured, and no other
@@ -26,7 +26,7 @@ class StepTimes:
     every : int
         Steps between verifications.
     total_steps : int
-        The last step is followed by a verification, too.
+        The end of the run.
     is_on : bool
         Whether to measure at all.
     """
@@ -56,10 +56,12 @@ class StepTimes:
 
     def begin(self, step: int) -> None:
         """Begin a step, of which `step` are done; measure it if it is one of the few."""
-        left = min(self._every - step % self._every, self._total_steps - step)
-        wanted = min(MEASURED_STEPS, max(self._every // STEPS_PER_MEASURED, 1))
+        left = self._total_steps - step
+        if self._every >= FEWEST_BETWEEN:
+            left = min(left, self._every - step % self._every)
         # The first step of a process compiles and allocates.
-        self._is_measuring = self._is_on and left <= wanted and self._steps_of_process > 0
+        is_warm = self._steps_of_process > 0
+        self._is_measuring = self._is_on and is_warm and left <= MEASURED_STEPS
         self._steps_of_process += 1
         if self._is_measuring:
             nd.waitall()

@@ -49,6 +49,7 @@ table { border-collapse: collapse; font-size: .9rem; margin: .5rem 0; }
 th, td { text-align: left; padding: .22rem .9rem .22rem 0; border-bottom: 1px solid #e8ebef;
   vertical-align: top; overflow-wrap: anywhere; }
 th { color: #566472; font-weight: 600; }
+th, td:first-child { overflow-wrap: normal; }
 td { font-variant-numeric: tabular-nums; min-width: 3rem; }
 .cards { display: flex; flex-wrap: wrap; gap: .7rem; margin: .5rem 0; }
 .card { background: #f5f6f8; border-radius: .4rem; padding: .45rem; font-size: .8rem;

@@ -51,7 +51,8 @@ def verdict(run: RunFolder, sources: Sources) -> Html:
 
 def _tiles(run: RunFolder) -> Html:
     total = f" of {run.total_steps:,}" if run.total_steps else ""
-    shown: dict[str, Any] = {"steps": f"{run.last_step:,}{total}"}
+    last_step = run.diverged["step"] if run.diverged else run.last_step
+    shown: dict[str, Any] = {"steps": f"{last_step:,}{total}"}
     if run.metrics:
         last = run.metrics[-1]
         shown["last loss"] = f"{last['loss']:.4g}"
@@ -73,9 +74,10 @@ def settings(run: RunFolder, sources: Sources) -> Html:
         usual = parse([f"--{name.replace('_', '-')}={every[name]}" for name in NAMES[:4]]).as_json()
     except (ValueError, SystemExit):  # names that only the run's own configuration knows
         usual = {}
+    usual = _flat(usual)
     changed = [
         [name, _plain(value), _plain(usual[name])]
-        for name, value in every.items()
+        for name, value in _flat(every).items()
         if name not in NAMES and name in usual and _plain(value) != _plain(usual[name])
     ]
     blocks = [
@@ -86,7 +88,7 @@ def settings(run: RunFolder, sources: Sources) -> Html:
         else html.note("Nothing." if usual else "The defaults of this configuration are unknown."),
         html.details(
             "All settings",
-            html.table(["setting", "value"], [[k, _plain(v)] for k, v in every.items()]),
+            html.table(["setting", "value"], [[k, _plain(v)] for k, v in _flat(every).items()]),
         ),
     ]
     machine = run.config.get("machine")
@@ -98,9 +100,19 @@ def settings(run: RunFolder, sources: Sources) -> Html:
     return html.section("Settings", *blocks)
 
 
+def _flat(values: dict[str, Any]) -> dict[str, Any]:
+    """Return settings with the options of network and loss beside the others."""
+    flat = {}
+    for name, value in values.items():
+        flat.update(
+            {f"{name}: {key}": one for key, one in value.items()}
+            if isinstance(value, dict)
+            else {name: value}
+        )
+    return flat
+
+
 def _plain(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_plain(one)}" for key, one in value.items()) or "none"
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_plain, value)) or "none"
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -309,9 +321,15 @@ def row_ages(run: RunFolder, sources: Sources) -> Html | None:
 def verification(run: RunFolder, sources: Sources) -> list[Html]:
     """Show scores over time, and the newest verification in detail."""
     if not run.scores:
-        words = "There was none: no .bin of --target was found in the dataset's folder."
-        if run.settings.val_targets:
-            words += f" Looked for: {', '.join(run.settings.val_targets)}."
+        if sources.packs:
+            names = ", ".join(pack.name for pack in sources.packs)
+            words = f"None yet: {names} come every {run.settings.verbose:,} steps (--verbose)."
+        else:
+            targets = ", ".join(run.settings.val_targets or ()) or "nothing"
+            words = (
+                "There was none: no .bin of --target was found in the dataset's folder. Looked "
+                f"for: {targets}."
+            )
         return [html.section("Verification", html.note(words))]
     made = [
         html.section(

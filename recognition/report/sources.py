@@ -96,6 +96,6 @@ def _open_pipeline(run: RunFolder) -> Pipeline:
 
 
 def _open_packs(run: RunFolder) -> list[Pack]:
-    targets = [result["target"] for result in run.results]
+    targets = run.settings.val_targets or ()
     paths = [os.path.join(run.settings.data_dir, f"{target}.bin") for target in targets]
     return [read_pack(path) for path in paths if os.path.exists(path)]

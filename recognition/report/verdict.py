@@ -18,6 +18,7 @@ UNLEARNT_COSINE, UNLEARNT_ACCURACY = 0.1, 0.05  # below both, nothing was learnt
 FEW_LEARNT = 0.5  # of the training images
 LEARNT_BY_HEART, WEAK_VERIFICATION = 0.98, 0.9
 SLOW_DATA = 0.3  # of a step
+USUAL_RATE = 0.1
 ENDED_RATE = 0.02  # of the highest learning rate
 
 
@@ -104,7 +105,7 @@ def _diverged(run: RunFolder) -> Verdict:
         f"Diverged at step {diagnosis['step']:,}, with the learning rate {rate:g}.",
         [f"{diagnosis['error']}.{broken}"],
         [
-            f"Lower the learning rate: --lr {run.settings.lr / 10:g}. {again}",
+            f"Lower the learning rate: --lr {min(run.settings.lr / 10, USUAL_RATE):g}. {again}",
             "Begin gently with --warmup-steps, limit the gradient with --clip-gradient 5, or take "
             "a smaller --scale.",
             "If it happens at the same step again: diverged.json names the images of the batch.",

@@ -58,6 +58,7 @@ def test_numbers_are_those_of_the_files(flags, faces):
     assert "43 of 43 training images" in section(page, "images-and-their-classes")
     changed = section(page, "settings")
     assert "lr 0.05 0.1" in changed
+    assert "embedding_size 8 128" in changed
     assert page.stat().st_size < 5_000_000
     assert not list(folder.rglob("*.part"))
 
