@@ -26,7 +26,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from dsoftmax.eval import metrics, plots
-from dsoftmax.eval.mistakes import contact_sheet, mistakes_json
+from dsoftmax.eval.mistakes import contact_sheet, detailed_json
 from dsoftmax.eval.models import (
     ModelName,
     labels_of,
@@ -35,7 +35,7 @@ from dsoftmax.eval.models import (
     parse_models,
     say_where,
 )
-from dsoftmax.eval.pairs import USUAL_FARS, Verification, evaluate, verify
+from dsoftmax.eval.pairs import Verification, evaluate, verify
 from dsoftmax.eval.result_page import write_results
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
@@ -269,7 +269,7 @@ class _Results:
             entry.update(result.thresholds_json(thresholds))
         self._entries.append(entry)
         if self._args.report:
-            self._shown.append(_detailed(entry, result))
+            self._shown.append({**detailed_json(result), **entry})
         stem = os.path.join(self._args.output, pack.name)
         if not self._is_one_model:
             stem += "-" + re.sub(r"[^\w.-]+", "_", str(name)).strip("_.")
@@ -296,14 +296,6 @@ class _Results:
             self.say(f"the page is {self._args.report}")
         if self._args.json:
             print_json({"results": self._entries}, self._args.json)
-
-
-def _detailed(entry: dict[str, Any], result: Verification) -> dict[str, Any]:
-    """Add the worst mistakes to a result, and thresholds if it has none yet."""
-    detailed = {**entry, "mistakes": mistakes_json(result)}
-    if "calibration" not in entry and result.impostor.size:
-        detailed.update(result.thresholds_json(result.calibrate(USUAL_FARS)))
-    return detailed
 
 
 @command(parser=build_parser, needs=["opencv", "mxnet"])

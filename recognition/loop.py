@@ -367,7 +367,7 @@ class Run:
         self._log.say("saving last 0")
         self._models.save(0, self.step, self._log)
         self._log.draw(at_once=True)
-        self._report.write(self.step, at_once=True)
+        self._report.finish(self.step)
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

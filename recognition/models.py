@@ -7,8 +7,8 @@ import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Callable
 
-from dsoftmax.eval.mistakes import mistakes_json
-from dsoftmax.eval.pairs import USUAL_FARS, Verification, verify
+from dsoftmax.eval.mistakes import detailed_json
+from dsoftmax.eval.pairs import Verification, verify
 from dsoftmax.recognition.common.cli import print_json
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.log import NoLog, RunLog
@@ -109,12 +109,7 @@ class Models:
 
     def _keep_details(self, step: int, results: list[Verification]) -> None:
         """Write the results as `eval/verification.py --json` does, with mistakes and thresholds."""
-        entries = []
-        for result in results:
-            entry = {"name": result.name, **result.as_json(), "mistakes": mistakes_json(result)}
-            if result.impostor.size:
-                entry.update(result.thresholds_json(result.calibrate(USUAL_FARS)))
-            entries.append(entry)
+        entries = [{"name": result.name, **detailed_json(result)} for result in results]
         path = os.path.join(self._plan.settings.folder, RESULTS_FILE)
         print_json({"step": step, "results": entries}, path)
 

@@ -82,6 +82,7 @@ class RunReport:
     def __init__(self, plan: Plan, trained: Trained, log: RunLog | NoLog):
         self._plan, self._trained, self._log = plan, trained, log
         self._next_at = -math.inf
+        self._written_step: int | None = None
 
     def write(self, step: int, at_once: bool = False) -> None:
         """Write the report after a step, unless that was done a moment ago and not `at_once`.
@@ -100,12 +101,24 @@ class RunReport:
                 self._plan.packs,
                 self._plan.images_at_once,
             )
-            path = write_report(run, sources, warn=self._log.say)
+            write_report(run, sources, warn=self._log.say)
         except Exception as error:  # whatever it is, training matters more
             reason = " ".join(str(error).split()) or type(error).__name__
             self._log.say(f"{NAME} was not written: {reason}")
             return
         now = time.monotonic()
         self._next_at = now + REST_PER_WRITING * (now - started)
+        self._written_step = step
         if at_once:
-            self._log.say(f"saved {path}, to look at in a browser")
+            self._say_where()
+
+    def finish(self, step: int) -> None:
+        """Write the report of the last step, unless its verification has done so."""
+        if self._written_step == step:
+            self._say_where()
+        else:
+            self.write(step, at_once=True)
+
+    def _say_where(self) -> None:
+        path = os.path.join(self._plan.settings.folder, NAME)
+        self._log.say(f"saved {path}, to look at in a browser")
