@@ -43,8 +43,10 @@ from dsoftmax.eval.models import (
     parse_models,
     say_where,
 )
+from dsoftmax.eval.result_page import write_results
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
+    add_report_flag,
     add_threads_flag,
     command,
     image_size,
@@ -310,6 +312,7 @@ def build_parser() -> argparse.ArgumentParser:
     output = parser.add_argument_group("output")
     output.add_argument("--result-dir", help="folder of results; by default ./<target>_result")
     output.add_argument("--job", default="insightface", help="name of the results")
+    add_report_flag(output)
     add_json_flag(output)
     machine = parser.add_argument_group("machine")
     machine.add_argument(
@@ -479,9 +482,13 @@ def main(args: argparse.Namespace) -> None:
 
 
 def _finish(args: argparse.Namespace, lines: list[str], results: list[dict[str, Any]]) -> None:
+    if args.report:
+        write_results(args.report, f"{results[0].get('model', args.job)}; {lines[0]}", results)
     if args.json != "-":
         print("\n".join(lines))
         print(f"scores and figures are in {args.result_dir}, named {args.job}")
+        if args.report:
+            print(f"the page is {args.report}")
     if args.json:
         print_json({"results": results}, args.json)
 

@@ -49,8 +49,10 @@ from dsoftmax.eval.megaface_features import (
     write_feature,
 )
 from dsoftmax.eval.models import Embed, ModelName, load_model, parse_models, say_where
+from dsoftmax.eval.result_page import write_results
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
+    add_report_flag,
     add_threads_flag,
     command,
     make_parser,
@@ -254,6 +256,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--feature-dir-out", help="cleaned features for the development kit; not written by default"
     )
     output.add_argument("--result-dir", default="./megaface_result", help="folder of the figures")
+    add_report_flag(output)
     add_json_flag(output)
     machine = parser.add_argument_group("machine")
     machine.add_argument(
@@ -401,9 +404,13 @@ def main(args: argparse.Namespace) -> None:
         "missing_distractors": len(megaface.images) - len(numbers),
     }
     plots.save_all([result], args.result_dir, f"{args.algo}-")
+    if args.report:
+        write_results(args.report, lines_of(result)[0], [result])
     if args.json != "-":
         print("\n".join(lines_of(result)))
         print(f"figures are in {args.result_dir}")
+        if args.report:
+            print(f"the page is {args.report}")
     if args.json:
         print_json({"results": [result]}, args.json)
 

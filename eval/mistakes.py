@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import numpy as np
 
-from dsoftmax.eval.pairs import Verification
+from dsoftmax.eval.pairs import USUAL_FARS, Verification
 from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.data.images import fit
 from dsoftmax.recognition.data.packs import Pack
@@ -36,6 +37,22 @@ def worst_mistakes(result: Verification, most: int = WORST_SHOWN) -> tuple[np.nd
     refused = [pair for pair in order if wrong[pair] and result.issame[pair]]
     accepted = [pair for pair in order[::-1] if wrong[pair] and not result.issame[pair]]
     return np.array(refused[:most], int), np.array(accepted[:most], int)
+
+
+def mistakes_json(result: Verification, most: int = WORST_SHOWN) -> dict[str, list[dict]]:
+    """Return the numbers and cosines of the worst mistakes, as JSON can hold them."""
+    return {
+        kind: [{"pair": int(pair), "cosine": float(result.cosines[pair])} for pair in pairs]
+        for kind, pairs in zip(("refused", "accepted"), worst_mistakes(result, most))
+    }
+
+
+def detailed_json(result: Verification) -> dict[str, Any]:
+    """Return all that a page shows of a result: figures, thresholds and the worst mistakes."""
+    entry = {**result.as_json(), "mistakes": mistakes_json(result)}
+    if result.impostor.size:
+        entry.update(result.thresholds_json(result.calibrate(USUAL_FARS)))
+    return entry
 
 
 def contact_sheet(pack: Pack, result: Verification, columns: int = 5) -> np.ndarray:

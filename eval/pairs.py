@@ -19,6 +19,7 @@ from dsoftmax.recognition.data.images import fit
 from dsoftmax.recognition.data.packs import Pack
 
 VAL_FAR = 1e-3
+USUAL_FARS = (1e-1, 1e-2, 1e-3)  # of thresholds that nobody asked for
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,24 @@ class Verification:
         if self.people is None:
             return metrics.share_interval(np.count_nonzero(self.is_right), len(self.issame))
         return metrics.share_interval_by_people(self.is_right, self.people)
+
+    def thresholds_json(self, calibrations: Sequence[metrics.Calibration]) -> dict[str, Any]:
+        """Return thresholds and the accuracy's interval, to be added to `as_json`."""
+        return {
+            "calibration": [
+                {
+                    "far": one.far,
+                    "cosine": one.point.threshold,
+                    "cosine_interval": list(one.threshold),
+                    "observed_far": one.point.far,
+                    "tar": one.point.tar,
+                    "tar_interval": list(one.tar),
+                    "pairs_needed": one.pairs_needed,
+                }
+                for one in calibrations
+            ],
+            "accuracy_interval": list(self.accuracy_interval()),
+        }
 
     def lines(self, step: int | None = None) -> list[str]:
         """Return insightface's lines and some more; with a step as in its training log."""

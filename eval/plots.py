@@ -39,6 +39,7 @@ FORMATS = ("png", "pdf", "svg")
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#000000")
 LINES = ("-", "--", "-.", ":")
 CLASS_PAIRS = 50_000_000
+DET_TICKS = (*(10.0**power for power in range(-7, -1)), 0.05, 0.1, 0.2, 0.4, 0.6, 0.8)
 FEWEST_ACCEPTED = 5  # impostor pairs; a rate of fewer is chance
 
 
@@ -110,14 +111,16 @@ def show_grid(axes: Any) -> None:
     axes.set_axisbelow(True)
 
 
-def _axes(width: float = 6.0, height: float = 4.2) -> tuple[Figure, Any]:
+def make_axes(width: float = 6.0, height: float = 4.2) -> tuple[Figure, Any]:
+    """Make a figure with one panel, with a grid."""
     figure = make_figure(width, height)
     axes = figure.subplots()
     show_grid(axes)
     return figure, axes
 
 
-def _show_percent(axes: Any) -> None:
+def show_percent(axes: Any) -> None:
+    """Label the vertical axis in per cent."""
     from matplotlib.ticker import PercentFormatter
 
     axes.yaxis.set_major_formatter(PercentFormatter(1))
@@ -134,7 +137,7 @@ def line_style(number: int) -> dict[str, Any]:
 
 def draw_roc(curves: Mapping[str, Curve], title: str = "") -> Figure:
     """Draw true against false accept rates, the latter logarithmic; a dot where a curve ends."""
-    figure, axes = _axes()
+    figure, axes = make_axes()
     for number, (name, curve) in enumerate(curves.items()):
         style = line_style(number)
         axes.step(curve.far, curve.tar, where="post", label=name, **style)
@@ -150,9 +153,36 @@ def draw_roc(curves: Mapping[str, Curve], title: str = "") -> Figure:
         ylabel="true accept rate",
         title=title,
     )
-    _show_percent(axes)
+    show_percent(axes)
     axes.grid(which="minor", axis="x", alpha=0.12)
     axes.legend(loc="lower right")
+    return figure
+
+
+def draw_det(curves: Mapping[str, Curve], title: str = "") -> Figure:
+    """Draw false reject against false accept rates, both as normal deviates.
+
+    Scores that are normally distributed give straight lines on these axes. A point where nobody is
+    rejected has no place on them and is left out.
+    """
+    from scipy import stats
+
+    figure, axes = make_axes()
+    rates: list[float] = []
+    for number, (name, curve) in enumerate(curves.items()):
+        points = [
+            (far, 1 - tar) for far, tar in zip(curve.far, curve.tar) if far < 1 and 0 < tar < 1
+        ]
+        places = stats.norm.ppf(points) if points else np.empty((0, 2))
+        axes.step(*places.T, where="post", label=name, **line_style(number))
+        rates += [rate for point in points for rate in point]
+    lowest, highest = (min(rates), max(rates)) if rates else (0.01, 0.5)
+    for axis in (axes.xaxis, axes.yaxis):
+        ticks = [tick for tick in DET_TICKS if lowest / 3 <= tick <= max(2 * highest, 0.1)]
+        axis.set_ticks(stats.norm.ppf(ticks), [f"{100 * tick:g}%" for tick in ticks])
+    axes.tick_params("x", labelrotation=45)
+    axes.set(xlabel="false accept rate", ylabel="false reject rate", title=title)
+    axes.legend(loc="upper right")
     return figure
 
 
@@ -196,7 +226,7 @@ def draw_scores(histograms: Mapping[str, Histogram], title: str = "") -> Figure:
         smallest = min(share for share in histogram.genuine + histogram.impostor if share)
         axes.set(ylabel="share of the pairs (log)", title=name, yscale="log")
         axes.set_ylim(smallest / 2)
-        _show_percent(axes)
+        show_percent(axes)
         show_grid(axes)
         axes.legend(fontsize=8, loc="center left", bbox_to_anchor=(1, 0.5))
     panels[-1].set_xlabel("cosine of a pair")
@@ -206,11 +236,11 @@ def draw_scores(histograms: Mapping[str, Histogram], title: str = "") -> Figure:
 
 def draw_cmc(curves: Mapping[str, Sequence[float]], title: str = "") -> Figure:
     """Draw the share of probes whose mate is among the first k, against k."""
-    figure, axes = _axes()
+    figure, axes = make_axes()
     for number, (name, rates) in enumerate(curves.items()):
         axes.plot(range(1, len(rates) + 1), rates, label=name, **line_style(number))
     axes.set(xscale="log", xlabel="rank", ylabel="identification rate", title=title)
-    _show_percent(axes)
+    show_percent(axes)
     axes.xaxis.set_major_formatter(lambda rank, _: f"{rank:g}")
     axes.legend(loc="lower right")
     return figure
@@ -218,7 +248,7 @@ def draw_cmc(curves: Mapping[str, Sequence[float]], title: str = "") -> Figure:
 
 def draw_distractors(curves: Mapping[str, Mapping[int, float]], title: str = "") -> Figure:
     """Draw rank-1 rates against the number of distractors."""
-    figure, axes = _axes()
+    figure, axes = make_axes()
     for number, (name, rates) in enumerate(curves.items()):
         axes.plot(list(rates), list(rates.values()), marker="o", label=name, **line_style(number))
     axes.set(
@@ -227,7 +257,7 @@ def draw_distractors(curves: Mapping[str, Mapping[int, float]], title: str = "")
         ylabel="rank-1 identification rate",
         title=title,
     )
-    _show_percent(axes)
+    show_percent(axes)
     axes.legend(loc="lower left")
     return figure
 
@@ -265,7 +295,7 @@ def draw_classes(sets: Mapping[str, np.ndarray]) -> Figure:
     ----------
     sets : mapping of (K, D)
     """
-    figure, axes = _axes()
+    figure, axes = make_axes()
     widest = 0.0
     for number, (name, weights) in enumerate(sets.items()):
         edges, counts = class_cosines(weights)

@@ -26,7 +26,7 @@ from typing import Any, Sequence
 import numpy as np
 
 from dsoftmax.eval import metrics, plots
-from dsoftmax.eval.mistakes import contact_sheet
+from dsoftmax.eval.mistakes import contact_sheet, detailed_json
 from dsoftmax.eval.models import (
     ModelName,
     labels_of,
@@ -36,8 +36,10 @@ from dsoftmax.eval.models import (
     say_where,
 )
 from dsoftmax.eval.pairs import Verification, evaluate, verify
+from dsoftmax.eval.result_page import write_results
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
+    add_report_flag,
     add_threads_flag,
     command,
     image_size,
@@ -180,6 +182,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="print thresholds at these false accept rates",
     )
     output.add_argument("--plots", metavar="FOLDER", help="draw roc and scores, .png and .pdf")
+    add_report_flag(output)
     add_json_flag(output)
     machine = parser.add_argument_group("machine")
     machine.add_argument(
@@ -234,15 +237,19 @@ def results_table(entries: Sequence[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
-class _Report:
+class _Results:
     """Prints, draws and collects the results, model by model."""
 
-    def __init__(self, args: argparse.Namespace, models: Sequence[ModelName], targets: int):
+    def __init__(
+        self, args: argparse.Namespace, models: Sequence[ModelName], packs: Sequence[Pack]
+    ):
         self._args, self._is_one_model = args, len(models) == 1
+        self._packs = packs
         self._labels = dict(zip(models, labels_of(models)))
-        self._is_one_target = targets == 1
+        self._is_one_target = len(packs) == 1
         self._best: dict[str, float] = {}
         self._entries: list[dict[str, Any]] = []
+        self._shown: list[dict[str, Any]] = []  # the same, with more for --report
 
     def say(self, text: str) -> None:
         if self._args.json != "-":
@@ -259,9 +266,10 @@ class _Report:
         if self._args.calibrate:
             thresholds = result.calibrate(self._args.calibrate)
             self.say(calibration_table(result, thresholds))
-            entry["calibration"] = [_calibration_json(one) for one in thresholds]
-            entry["accuracy_interval"] = list(result.accuracy_interval())
+            entry.update(result.thresholds_json(thresholds))
         self._entries.append(entry)
+        if self._args.report:
+            self._shown.append({**detailed_json(result), **entry})
         stem = os.path.join(self._args.output, pack.name)
         if not self._is_one_model:
             stem += "-" + re.sub(r"[^\w.-]+", "_", str(name)).strip("_.")
@@ -282,20 +290,12 @@ class _Report:
         if self._args.plots:
             plots.save_all(self._entries, self._args.plots)
             self.say(f"figures are in {self._args.plots}")
+        if self._args.report:
+            models = ", ".join(dict.fromkeys(entry["model"] for entry in self._entries))
+            write_results(self._args.report, models, self._shown, self._packs)
+            self.say(f"the page is {self._args.report}")
         if self._args.json:
             print_json({"results": self._entries}, self._args.json)
-
-
-def _calibration_json(calibration: metrics.Calibration) -> dict[str, Any]:
-    return {
-        "far": calibration.far,
-        "cosine": calibration.point.threshold,
-        "cosine_interval": list(calibration.threshold),
-        "observed_far": calibration.point.far,
-        "tar": calibration.point.tar,
-        "tar_interval": list(calibration.tar),
-        "pairs_needed": calibration.pairs_needed,
-    }
 
 
 @command(parser=build_parser, needs=["opencv", "mxnet"])
@@ -305,15 +305,15 @@ def main(args: argparse.Namespace) -> None:
     contexts = gpu_contexts(args.gpu)
     models = select_models(args.model, args.max)
     packs = gather_packs(args, models)
-    report = _Report(args, models, len(packs))
+    results = _Results(args, models, packs)
     for name in models:
         embed = load_model(name, contexts)
         size = args.image_size or embed.image_size
         say_where(name, contexts, size)
         for pack in packs:
             result = verify(embed, pack, args.batch_size, args.nfolds, size, args.threads)
-            report.add(name, pack, result)
-    report.finish()
+            results.add(name, pack, result)
+    results.finish()
 
 
 if __name__ == "__main__":

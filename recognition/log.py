@@ -33,6 +33,7 @@ METRICS = (
 )
 SECONDS_BETWEEN_DRAWINGS = 30.0
 SCORES = ("step", "target", "accuracy", "deviation", "xnorm")
+TIMES = ("step", "data", "network", "head", "update")  # seconds per step
 
 
 class RunLog:
@@ -70,6 +71,7 @@ class RunLog:
             for name, columns, last_step in (
                 ("metrics", METRICS, from_step),
                 ("verification", SCORES, from_step if is_verified else from_step - 1),
+                ("times", TIMES, from_step),
             )
         }
         self._drawn_at = -math.inf
@@ -123,13 +125,20 @@ class RunLog:
         if self._writer:
             self._writer.add_scalar(f"accuracy/{row['target']}", row["accuracy"], row["step"])
 
+    def times(self, row: dict[str, float]) -> None:
+        """Add what the parts of a step take to ``times.csv``."""
+        self._tables["times"].add(row)
+
     def draw(self, at_once: bool = False) -> None:
         """Draw the curves, unless that was done a moment ago; `at_once` draws them in any case."""
         if not at_once and time.monotonic() - self._drawn_at < SECONDS_BETWEEN_DRAWINGS:
             return
         self._drawn_at = time.monotonic()
-        rows = self._tables["metrics"].read()
-        figure = draw_curves(rows, self._tables["verification"].read())
+        metrics, scores = (
+            read_table(os.path.join(self._folder, f"{name}.csv"))
+            for name in ("metrics", "verification")
+        )
+        figure = draw_curves(metrics, scores)
         if figure:
             plots.save(figure, os.path.join(self._folder, "curves.png"))
 
@@ -155,10 +164,9 @@ class _Table:
     """A csv file that is valid at any time."""
 
     def __init__(self, path: str, columns: Sequence[str], last_step: int):
-        self._path, self._columns = path, columns
         kept = []
         if os.path.exists(path):
-            kept = [row for row in self._texts() if int(row["step"]) <= last_step]
+            kept = [row for row in _read_texts(path) if int(row["step"]) <= last_step]
         with AtomicFile(path, "w") as file:
             writer = csv.DictWriter(file, columns, restval="nan", lineterminator="\n")
             writer.writeheader()
@@ -169,20 +177,25 @@ class _Table:
     def add(self, row: dict[str, Any]) -> None:
         self._writer.writerow(row)
 
-    def _texts(self) -> list[dict[str, str]]:
-        with open(self._path, encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-        # A kill may have cut off the last line.
-        return [row for row in rows if None not in row.values()]
-
-    def read(self) -> list[dict[str, Any]]:
-        return [
-            {key: text if key == "target" else float(text) for key, text in row.items()}
-            for row in self._texts()
-        ]
-
     def close(self) -> None:
         self._file.close()
+
+
+def _read_texts(path: str) -> list[dict[str, str]]:
+    with open(path, encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    # A kill may have cut off the last line.
+    return [row for row in rows if None not in row.values()]
+
+
+def read_table(path: str) -> list[dict[str, Any]]:
+    """Read a table that a `RunLog` has written, or is writing; no rows where there is none."""
+    if not os.path.exists(path):
+        return []
+    return [
+        {key: text if key == "target" else float(text) for key, text in row.items()}
+        for row in _read_texts(path)
+    ]
 
 
 class _Line(NamedTuple):

@@ -15,14 +15,17 @@ from dsoftmax.recognition.build import begin_new_run, build, make_teacher
 from dsoftmax.recognition.checkpoint import resume, save_state
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
+from dsoftmax.recognition.common.machine import describe_machine, describe_versions
 from dsoftmax.recognition.data.pipeline import Batch
 from dsoftmax.recognition.lock import RunLock
 from dsoftmax.recognition.log import NoLog, RunLog
+from dsoftmax.recognition.log_lines import Position, StepLines, describe_arithmetic
 from dsoftmax.recognition.models import Models, Scores
 from dsoftmax.recognition.plan import Plan
-from dsoftmax.recognition.report import Position, Report
+from dsoftmax.recognition.report import RunReport
 from dsoftmax.recognition.settings import Settings
 from dsoftmax.recognition.states import name_newest_state, path_of, prune_states, update_facts
+from dsoftmax.recognition.step_times import StepTimes
 from dsoftmax.recognition.trained import DivergedError, Trained
 
 
@@ -108,6 +111,7 @@ class Run:
             self._teacher = make_teacher(self.plan)
             self._models = Models(self.plan, self.trained)
             self._signals = StopSignals(group)
+            self._times = StepTimes(settings.verbose, self.plan.total_steps, group.is_first)
             self._begin()
             if group.is_first:
                 self._make_folder()
@@ -119,6 +123,11 @@ class Run:
         """Unlock the run's folder; `train` does so at its end."""
         if self._lock:
             self._lock.release()
+
+    @property
+    def _end(self) -> int:
+        """The last step; 0 for a run without an end."""
+        return self.plan.total_steps if self.plan.total_steps < sys.maxsize else 0
 
     def _begin(self) -> None:
         """Resume from the newest saved state, or begin a new run."""
@@ -144,6 +153,15 @@ class Run:
             **self.settings.as_json(),
             "resolved_num_classes": self.plan.num_classes,
             "resolved_image_size": list(self.plan.pipeline.image_size),
+            "resolved_batch_size": self.plan.batch_size,
+            "resolved_total_steps": self._end,
+            "machine": {
+                **describe_machine(),
+                "devices": ", ".join(map(str, self.plan.contexts)),
+                "processes": self.group.size,
+                **describe_versions(),
+                "arithmetic": "; ".join(describe_arithmetic(self.plan)),
+            },
         }
         path = os.path.join(folder, "config.json")
         with explain_full_disk(path), AtomicFile(path, "w") as file:
@@ -166,6 +184,9 @@ class Run:
             try:
                 with self._signals:
                     self._train()
+            except DivergedError:
+                self._report.write(self.step, at_once=True)
+                raise
             finally:
                 self._log.close()
                 self.release()
@@ -174,13 +195,13 @@ class Run:
     def _open_log(self) -> RunLog | NoLog:
         if not self.group.is_first:
             return NoLog()
-        total = self.plan.total_steps if self.plan.total_steps < sys.maxsize else 0
         is_verified = not self._models.scores.awaits_verification
         settings = self.settings
-        return RunLog(settings.folder, self.step, total, settings.tensorboard, is_verified)
+        return RunLog(settings.folder, self.step, self._end, settings.tensorboard, is_verified)
 
     def _train(self) -> None:
-        self._report = Report(self.plan, self.trained.head, self._log, self._teacher)
+        self._lines = StepLines(self.plan, self.trained.head, self._log, self._teacher)
+        self._report = RunReport(self.plan, self.trained, self._log)
         if self._models.scores.awaits_verification:
             self._checkpoint()
         while self.step < self.plan.total_steps and not self._signals.agreed:
@@ -190,12 +211,13 @@ class Run:
     def _train_epoch(self) -> None:
         self._log.say("call reset()")
         batch_size = self.plan.batch_size
-        for batch in self._batches(self._images_seen // batch_size):
+        batches = self._batches(self._images_seen // batch_size)
+        for batch in self._times.watch(batches):
             self._signals.exchange()
             loss = self.train_step(batch)
             self._images_seen += batch_size
             self.step += 1
-            self._report.step(Position(self.step, self.epoch, self._images_seen), loss)
+            self._lines.step(Position(self.step, self.epoch, self._images_seen), loss)
             is_last = self.step >= self.plan.total_steps
             if is_last or self.step % self.settings.verbose == 0:
                 self._checkpoint()
@@ -221,6 +243,7 @@ class Run:
         """
         backbone, head, head_trainer = self.trained
         rate = self.plan.rate_at(self.step)
+        self._times.begin(self.step)
         images = self._micro_batches(batch.data)
         labels = self.group.gather_integers("labels", batch.label.astype(np.int64))
         size, labels = len(labels), self._micro_batches(labels)
@@ -228,11 +251,13 @@ class Run:
             # Before the network, so that the class rows come while it computes. MXNet fetches them
             # after the last update of them, which was queued before: they are never out of date.
             head.begin_update(labels)
+            self._times.lap("head")
         try:
             mean_loss = self._compute_gradients(batch, images, labels, rate)
             backbone.update(rate, size)
             head_trainer.set_learning_rate(rate * self.settings.fc7_lr_mult)
             head_trainer.step(size)
+            self._times.lap("update")
         finally:
             head.drop_update()  # what an error leaves; a whole step leaves nothing
         return mean_loss
@@ -249,12 +274,15 @@ class Run:
             for number, (part, part_labels) in enumerate(zip(images, labels)):
                 embeddings = backbone.forward(part, self._key(number))
                 targets = teacher.embed(part, embeddings.context) if teacher else None
+                self._times.lap("network")
                 with autograd.record():
                     loss = head(embeddings, part_labels)
                     if teacher:
                         loss = loss + teacher.loss(embeddings, targets)
                 loss.backward()
+                self._times.lap("head")
                 backbone.backward(embeddings.grad)
+                self._times.lap("network")
             mean_loss = head.read_loss()  # only now wait: the device still has to go backward
             return mean_loss + teacher.read_loss() if teacher else mean_loss
         except ValueError as error:
@@ -309,9 +337,10 @@ class Run:
         The state comes first and says that it awaits its verification: a run that is stopped before
         the end of that does it when it is resumed.
         """
-        with self._report.paused():
+        with self._lines.paused():
             self._models.scores.awaits_verification = True
             self._save_state()
+            self._note_times()
             results = self._models.verify(self.step, self._log, self._is_stopping)
             is_cut = len(results) < len(self.plan.packs)
             stopped_by = self._signals.received if is_cut else 0
@@ -324,6 +353,12 @@ class Run:
                     facts = self._models.scores.as_facts()
                     update_facts(path_of(self.plan.states, self.step), facts)
             self._log.draw()
+            self._report.write(self.step)
+
+    def _note_times(self) -> None:
+        seconds = self._times.take()
+        if seconds:
+            self._log.times({"step": self.step, **seconds})
 
     def _is_stopping(self) -> bool:
         return bool(self._signals.received)
@@ -351,6 +386,7 @@ class Run:
         self._log.say("saving last 0")
         self._models.save(0, self.step, self._log)
         self._log.draw(at_once=True)
+        self._report.finish(self.step)
 
 
 def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:

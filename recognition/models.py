@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import time
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Callable
 
+from dsoftmax.eval.mistakes import detailed_json
 from dsoftmax.eval.pairs import Verification, verify
 from dsoftmax.recognition.common.arrays import Blocks
+from dsoftmax.recognition.common.cli import print_json
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.files import Classifier, save_model
 from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.trained import Trained
+
+RESULTS_FILE = "verification.json"  # the newest verification, in detail
 
 
 @dataclass
@@ -103,6 +108,12 @@ class Models:
         log.say(f"infer time {time.perf_counter() - started:f}")
         return results
 
+    def _keep_details(self, step: int, results: list[Verification]) -> None:
+        """Write the results as `eval/verification.py --json` does, with mistakes and thresholds."""
+        entries = [{"name": result.name, **detailed_json(result)} for result in results]
+        path = os.path.join(self._plan.settings.folder, RESULTS_FILE)
+        print_json({"step": step, "results": entries}, path)
+
     def _verify_on(self, pack: Pack, step: int, log: RunLog | NoLog) -> Verification | None:
         pipeline = self._plan.pipeline
         try:
@@ -139,6 +150,8 @@ class Models:
         """
         scores, ckpt = self.scores, self._plan.settings.ckpt
         scores.verifications += 1
+        if any(results):
+            self._keep_details(step, [result for result in results if result])
         is_best = None not in results and scores.update(results)
         number = 1 if ckpt == 3 else scores.verifications
         keep = {0: False, 1: is_best, 2: True, 3: is_best}[ckpt]

@@ -59,6 +59,7 @@ with the 1,000 of this dataset no loss costs anything worth measuring.
 dsoftmax_k compares an image with a quarter of the identities only: that costs accuracy where there are
 so few, and saves time where there are many (the paper samples 1/64 of 757,000).
 
+Each run as a page to open in a browser: $OUTPUT/models/*/report.html.
 Pictures: $OUTPUT/faces/sheet.png (each row is one person), $OUTPUT/figures, $OUTPUT/models/*/curves.png.
 Next, in the environment that was made:
 

@@ -19,8 +19,8 @@ from dsoftmax.recognition.settings import Settings, parse
 @command(parse=parse, needs=("mxnet", "opencv"))
 def main(settings: Settings) -> int:
     """Train, and return the exit code."""
+    from dsoftmax.recognition.log_lines import describe
     from dsoftmax.recognition.loop import Run
-    from dsoftmax.recognition.report import describe
 
     group = job.join(settings.kvstore)
     run = Run(settings, group)

@@ -22,9 +22,10 @@ import tempfile
 from typing import Any
 
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
+from dsoftmax.recognition.common.machine import describe_machine
 from dsoftmax.recognition.common.memory import available_bytes
 from dsoftmax.tools.benchmarks import evaluation
-from dsoftmax.tools.benchmarks.measuring import Isolated, describe_machine
+from dsoftmax.tools.benchmarks.measuring import Isolated
 
 QUICK = {"distractors": 20_000, "probes": 1_000, "pairs": 200_000, "templates": 2_000}
 

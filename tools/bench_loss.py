@@ -32,8 +32,8 @@ from dsoftmax.eval import plots
 from dsoftmax.losses.stores import DTYPES
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json, rate
 from dsoftmax.recognition.common.distributed.role import is_worker
+from dsoftmax.recognition.common.machine import describe_machine
 from dsoftmax.tools.benchmarks import job_process
-from dsoftmax.tools.benchmarks.measuring import describe_machine
 
 if TYPE_CHECKING:
     from dsoftmax.tools.benchmarks.loss import Contender

@@ -26,7 +26,7 @@ from dsoftmax.recognition.common.cli import (
     make_parser,
     print_json,
 )
-from dsoftmax.tools.benchmarks.measuring import describe_machine
+from dsoftmax.recognition.common.machine import describe_machine
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -142,6 +142,13 @@ def add_json_flag(parser: argparse._ActionsContainer) -> None:
     )
 
 
+def add_report_flag(parser: argparse._ActionsContainer) -> None:
+    """Add ``--report FILE``, which writes a page to look at."""
+    parser.add_argument(
+        "--report", metavar="FILE.html", help="write a page with figures, which needs no other file"
+    )
+
+
 def add_threads_flag(parser: argparse._ActionsContainer, what: str = "decoding threads") -> None:
     """Add ``--threads``, by default the number of cores."""
     parser.add_argument("--threads", type=int, default=default_threads(), metavar="N", help=what)

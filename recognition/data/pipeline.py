@@ -163,6 +163,10 @@ class Pipeline:
             labels
         ]
 
+    def permutation(self, epoch: int) -> np.ndarray:
+        """Return the order of an epoch, (n,), as places in `images_and_classes`."""
+        return self._generator(epoch, stream=1).permutation(len(self._images))
+
     @property
     def num_images(self) -> int:
         """Number of images per epoch, over all workers."""
@@ -189,9 +193,7 @@ class Pipeline:
         Threads decode images while the caller works on earlier batches. A batch belongs to the
         caller: it is never written to again.
         """
-        order = self._images
-        if self.shuffle:
-            order = order[self._generator(epoch, stream=1).permutation(len(order))]
+        order = self._images[self.permutation(epoch)] if self.shuffle else self._images
         return self.batches(order, epoch, start)
 
     def batches(self, order: np.ndarray, epoch: int, start: int = 0) -> Iterator[Batch]:

@@ -8,6 +8,7 @@ import pytest
 from dsoftmax.eval import ijb, metrics, templates
 from dsoftmax.recognition.data.images import ARCFACE_TEMPLATE
 from dsoftmax.recognition.data.synthetic import draw_person
+from tests.pages import texts_of
 
 PEOPLE, PHOTOS = 8, 6
 
@@ -70,7 +71,8 @@ def run(tmp_path, capsys, monkeypatch):
 def test_the_whole_way(folder, run, face_model, tmp_path):
     root = folder()
     flags = ["--data-dir", root, "--model", face_model, "--job", "mine"]
-    code, out, err = run(*flags, "--json", tmp_path / "found.json")
+    page = tmp_path / "ijb.html"
+    code, out, err = run(*flags, "--json", tmp_path / "found.json", "--report", page)
     assert code == 0
     assert "48 faces, 16 templates (0 without a readable face), N1D1F1" in out
     (result,) = json.loads((tmp_path / "found.json").read_text())["results"]
@@ -92,6 +94,11 @@ def test_the_whole_way(folder, run, face_model, tmp_path):
         top1.append(np.mean(np.array(first) == list(held)))
     assert result["ranks"]["1"] == pytest.approx(np.mean(top1))
     assert result["ranks"]["5"] == 1
+    shown = texts_of(page)
+    assert "Identification" in shown
+    assert f"{100 * result['tar_at_far']['0.01']:.2f}%" in shown
+    assert f"{100 * result['ranks']['1']:.2f}%" in shown
+    out = out.replace(f"the page is {page}\n", "")
     # A second run has all embeddings and says the same.
     code, again, err = run(*flags)
     assert code == 0

@@ -9,6 +9,7 @@ import pytest
 from dsoftmax.eval import megaface, megaface_features
 from dsoftmax.eval.megaface_features import ImageSet
 from dsoftmax.recognition.data.synthetic import draw_person
+from tests.pages import texts_of
 
 PEOPLE, PHOTOS, STRANGERS = 4, 3, 25
 
@@ -62,8 +63,10 @@ def naive(probes, people, distractors):
 
 
 def test_the_whole_way(run, face_model, pictures, tmp_path):
-    code, out, _ = run("--model", face_model, "--json", "found.json")
+    page = tmp_path / "megaface.html"
+    code, out, _ = run("--model", face_model, "--json", "found.json", "--report", page)
     assert code == 0
+    assert f"the page is {page}" in out
     (result,) = json.loads((tmp_path / "found.json").read_text())["results"]
     probes, distractors = (read("feature_out", name, images) for name, images in pictures.items())
     np.testing.assert_allclose(np.linalg.norm(probes, axis=1), 1, rtol=1e-5)
@@ -82,6 +85,9 @@ def test_the_whole_way(run, face_model, pictures, tmp_path):
     assert result["tar_at_far"]["1e-06"] == pytest.approx(np.mean(np.array(genuine) > highest))
     names = {path.name for path in (tmp_path / "megaface_result").iterdir()}
     kinds = {"roc", "cmc", "distractors"}
+    shown = texts_of(page)
+    assert "How often the right person comes first among more and more strangers." in shown
+    assert f"{100 * result['tar_at_far']['1e-06']:.2f}%" in shown
     assert names == {f"insightface-{kind}.{end}" for kind in kinds for end in ("png", "pdf")}
 
 

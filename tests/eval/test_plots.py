@@ -34,6 +34,20 @@ def test_roc_is_the_curve(rng):
     assert [text.get_text() for text in axes.get_legend().get_texts()] == ["one", "other"]
 
 
+def test_det_is_straight_for_normal_scores(rng):
+    """Of N(2, 1) and N(0, 1), as deviates: false rejects = -2 - false accepts."""
+    curve = plots.sample_roc(rng.normal(2, 1, 200_000), rng.normal(0, 1, 200_000))
+    found = lines_of(plots.draw_det({"normal": curve}))["normal"]
+    inside = found[np.abs(found).max(axis=1) < 2.5]
+    assert len(inside) > 20
+    np.testing.assert_allclose(inside[:, 1], -2 - inside[:, 0], atol=0.1)
+
+
+def test_det_of_those_who_make_no_mistake():
+    figure = plots.draw_det({"perfect": plots.Curve([0.1, 1.0], [1.0, 1.0])})
+    assert lines_of(figure)["perfect"].size == 0
+
+
 def test_roc_of_one_impostor():
     curve = plots.sample_roc(np.array([0.5, 0.1]), np.array([0.3]))
     assert curve == ([1.0], [1.0])

@@ -4,6 +4,7 @@ import pytest
 
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.log import RunLog
+from dsoftmax.recognition.report import RunReport
 from tests.recognition.runs import COUNTS
 
 
@@ -22,10 +23,18 @@ def draws_curves():
 
 
 @pytest.fixture
-def flags(faces, tmp_path, monkeypatch, draws_curves):
+def writes_report():
+    """Say whether runs write ``report.html``, which takes longer than they do."""
+    return False
+
+
+@pytest.fixture
+def flags(faces, tmp_path, monkeypatch, draws_curves, writes_report):
     """Return a function that makes the flags of a short run; a flag of None is left out."""
     if not draws_curves:
         monkeypatch.setattr(RunLog, "draw", lambda *_, **__: None)
+    if not writes_report:
+        monkeypatch.setattr(RunReport, "write", lambda *_, **__: None)
 
     def make(name="models", **changes):
         options = {

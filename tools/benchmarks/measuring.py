@@ -1,27 +1,9 @@
-"""Describe the machine, and run each contender in its own process."""
+"""Run each contender in its own process."""
 
 from __future__ import annotations
 
 import multiprocessing
-import os
-import platform
-from pathlib import Path
 from typing import Any, Callable
-
-from dsoftmax.recognition.common.cli import default_threads
-
-
-def describe_machine() -> dict[str, Any]:
-    """Return the processor, the cores and the memory that figures were measured on."""
-    processor = platform.processor() or platform.machine()
-    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-    named = [line.split(":")[1].strip() for line in lines if line.startswith("model name")]
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return {
-        "processor": named[0] if named else processor,
-        "cores": default_threads(),
-        "memory_gb": round(memory / (1 << 30)),
-    }
 
 
 def _serve(connection, make: Callable, arguments: tuple) -> None:

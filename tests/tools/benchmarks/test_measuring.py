@@ -5,13 +5,14 @@ from multiprocessing import get_context
 import numpy as np
 import pytest
 
+from dsoftmax.recognition.common.machine import describe_machine
 from dsoftmax.recognition.common.memory import (
     available_bytes,
     forget_peak,
     peak_bytes,
     resident_bytes,
 )
-from dsoftmax.tools.benchmarks.measuring import Isolated, describe_machine
+from dsoftmax.tools.benchmarks.measuring import Isolated
 
 
 class Counter:

@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from dsoftmax.recognition import report
-from dsoftmax.recognition.report import Position, Report
+from dsoftmax.recognition import log_lines
+from dsoftmax.recognition.log_lines import Position, StepLines
 
 
 class Head:
@@ -26,7 +26,7 @@ def lines(monkeypatch):
 
     def train(total_steps, first, last, pause=0):
         clock = SimpleNamespace(now=100.0)
-        monkeypatch.setattr(report.time, "perf_counter", lambda: clock.now)
+        monkeypatch.setattr(log_lines.time, "perf_counter", lambda: clock.now)
         said = []
         plan = SimpleNamespace(
             total_steps=total_steps,
@@ -36,7 +36,7 @@ def lines(monkeypatch):
             settings=SimpleNamespace(frequent=2, lr_schedule="step"),
         )
         log = SimpleNamespace(step=lambda: 0, metrics=lambda row: 0, info=said.append)
-        made = Report(plan, Head, log)
+        made = StepLines(plan, Head, log)
         for step in range(first, last + 1):
             clock.now += 1
             made.step(Position(step, 0, 8 * step), loss=1.0)

@@ -1,4 +1,4 @@
-"""What a run tells about itself: its description, and the lines and numbers of its steps."""
+"""What a run writes to its log: its description, and the lines and numbers of its steps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def describe(plan: Plan, head: Head | TripletHead) -> list[str]:
         f"Called with argument: {json.dumps(settings.as_json())}",
         f"Network FLOPs: {format_flops(plan.flops)}",
         f"loss {settings.loss_spec().title}: {head!r}",
-        *_describe_arithmetic(plan),
+        *describe_arithmetic(plan),
         f"memory of a device: about {plan.memory}",
         *(f"ver {pack.name}" for pack in plan.packs),
         *_describe_rate(plan),
@@ -82,7 +82,7 @@ def _describe_figures(plan: Plan, head: Head | TripletHead) -> Iterator[str]:
         yield "negatives is how many classes a sample was compared with"
 
 
-def _describe_arithmetic(plan: Plan) -> list[str]:
+def describe_arithmetic(plan: Plan) -> list[str]:
     """Return a line about how steps on CPUs are computed; none for GPUs."""
     cpu = next((context for context in plan.contexts if context.device_type == "cpu"), None)
     if cpu is None:
@@ -90,8 +90,8 @@ def _describe_arithmetic(plan: Plan) -> list[str]:
     return [f"matrix products by {products.way(cpu)}; {operators.describe()}"]
 
 
-class Report:
-    """Reports the steps of a run to its log, and measures their speed.
+class StepLines:
+    """Writes the steps of a run to its log, and measures their speed.
 
     Parameters
     ----------
