@@ -254,7 +254,7 @@ class _Report:
         self._best[pack.name] = max(self._best.get(pack.name, 0.0), result.accuracy.mean)
         label = self._labels[name]
         title = label if self._is_one_target else f"{label} on {pack.name}"
-        entry = {"name": title, "model": str(name), **result.as_json()}
+        entry = {"name": title, "model": str(name), "digest": name.digest(), **result.as_json()}
         if self._args.calibrate:
             thresholds = result.calibrate(self._args.calibrate)
             self.say(calibration_table(result, thresholds))

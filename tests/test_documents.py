@@ -137,13 +137,22 @@ def test_paths(document):
 @functools.lru_cache(maxsize=None)
 def flags_of(command):
     """Return the flags that ``--help`` of a command lists; `command` is as tools/rec_info."""
+    text = help_of(command)
+    actions = re.findall(r"^usage: .* (\w+(?:\|\w+)+) \.\.\.$", text, re.MULTILINE)
+    for action in "|".join(actions).split("|") if actions else []:
+        text += help_of(command, action)
+    options = re.findall(r"^ +(-.*?)(?:  |$)", text, re.MULTILINE)
+    return {flag for option in options for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", option)}
+
+
+def help_of(command, *action):
+    """Return what ``--help`` of a command, or of one of its actions, prints."""
     folder, name = command.split("/")
     module = importlib.import_module(f"dsoftmax.{folder}.{name}")
     with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
-        module.main(["--help"])
+        module.main([*action, "--help"])
     assert end.value.code == 0
-    options = re.findall(r"^ +(-.*?)(?:  |$)", out.getvalue(), re.MULTILINE)
-    return {flag for option in options for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", option)}
+    return out.getvalue()
 
 
 def is_command(path):

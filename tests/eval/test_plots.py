@@ -36,7 +36,7 @@ def test_roc_is_the_curve(rng):
 
 def test_roc_of_one_impostor():
     curve = plots.sample_roc(np.array([0.5, 0.1]), np.array([0.3]))
-    assert curve == ([1.0], [1.0])
+    assert curve == ([1.0], [1.0], [-np.inf])
     plots.draw_roc({"few": curve})
 
 
