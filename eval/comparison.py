@@ -34,7 +34,7 @@ class Threshold(NamedTuple):
 class Calibration(NamedTuple):
     """What verification has measured of a model."""
 
-    name: str  # of the result
+    target: str  # what it was measured on
     pairs: int  # of different people
     rates: list[tuple[float, float]]  # (cosine, false accept rate above it), by cosine
     thresholds: list[Threshold]  # that were asked for, the strictest first
@@ -43,8 +43,8 @@ class Calibration(NamedTuple):
     def false_accept_rate(self, cosine: float) -> float:
         """Return the share of pairs of different people that have this cosine, or a higher one.
 
-        It is read from points of a curve: the share is not above the result, and above the next
-        lower point. Beyond the last point, which few pairs reach, the result is that point's.
+        It is read from points of a curve: the share is at most the result, and nearly as high. 0
+        says that none of the pairs is so alike, no more.
         """
         return min((far for above, far in self.rates if above < cosine), default=1.0)
 
@@ -95,15 +95,18 @@ def _calibration(result: Mapping[str, Any]) -> Calibration:
         for one in result.get("calibration", [])
         if one["cosine"] is not None
     ]
-    rates = [(one.cosine, one.far) for one in asked]
+    pairs = result["pairs"] - result["same"]
+    rates = [(one.cosine, one.far) for one in asked if one.far * pairs >= 1]
+    if "highest_impostor" in result:
+        rates.append((result["highest_impostor"], 0.0))
     curve = result.get("roc", {"far": [], "threshold": []})
     rates += [
         (-np.inf if cosine is None else cosine, far)
         for cosine, far in zip(curve["threshold"], curve["far"])
     ]
     return Calibration(
-        name=result["name"],
-        pairs=result["pairs"] - result["same"],
+        target=result["target"],
+        pairs=pairs,
         rates=sorted(rates),
         thresholds=sorted(asked, key=lambda one: one.far),
         best=result["cosine_threshold"],
@@ -152,9 +155,10 @@ def compare(
 def rate_line(pair: Pair, calibration: Calibration) -> str:
     """Say how many pairs of different people are as alike as this one."""
     rate = pair.false_accept_rate
+    share = f"at most {100 * rate:.3g} %" if 0 < rate < 1 else "all" if rate else "none"
     return (
-        f"{'at most ' if rate < 1 else ''}{100 * rate:.3g} % of {calibration.pairs} pairs of "
-        f"different people ({calibration.name}) are as alike"
+        f"{share} of the {calibration.pairs} pairs of different people in {calibration.target} are "
+        "as alike"
     )
 
 

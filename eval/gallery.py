@@ -67,19 +67,25 @@ class Gallery:
         path = os.path.join(folder, STATE)
         if not os.path.exists(path):
             raise FileNotFoundError(f"{path}: there is no such file; build a gallery first")
-        with open(path, encoding="utf-8") as file:
-            self._state = json.load(file)
-        self.model, self.dtype = self._state["model"], self._state["dtype"]
-        self.size = tuple(self._state["size"])
-        self.entries = [
-            Entry(row["person"], row["path"])
-            for part in self._state["parts"]
-            for row in read_table(os.path.join(folder, f"{part['name']}.csv"))
-        ]
+        try:
+            with open(path, encoding="utf-8") as file:
+                self._state = json.load(file)
+            self.model, self.dtype = self._state["model"], self._state["dtype"]
+            self.size = tuple(self._state["size"])
+        except (ValueError, KeyError, TypeError):
+            raise ValueError(f"{path}: not the description of a gallery") from None
+        self.entries = [entry for part in self._state["parts"] for entry in self._entries(part)]
         people = {entry.person: None for entry in self.entries}
         numbers = {person: number for number, person in enumerate(people)}
         self._person_of = np.array([numbers[entry.person] for entry in self.entries])
         self._images_of = np.bincount(self._person_of)
+
+    def _entries(self, part: dict[str, Any]) -> list[Entry]:
+        path = os.path.join(self.folder, f"{part['name']}.csv")
+        entries = [Entry(row["person"], row["path"]) for row in read_table(path)]
+        if len(entries) != part["images"]:
+            raise ValueError(f"{path}: {len(entries)} rows for {part['images']} vectors")
+        return entries
 
     def __len__(self) -> int:
         return len(self.entries)

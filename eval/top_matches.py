@@ -7,7 +7,6 @@ from typing import Iterable, Iterator, NamedTuple
 import numpy as np
 
 from dsoftmax.recognition.common.inner_products import inner_products
-from dsoftmax.recognition.common.preflight import opencv
 
 ROWS_PER_BLOCK = 2048  # of 512 numbers, as float32: 4 MB, which stay in the processor's cache
 QUERIES_PER_PASS = 256
@@ -70,7 +69,7 @@ def _search(queries: np.ndarray, parts: list[Block], k: int, groups: np.ndarray 
     best = _Best(len(queries), k, groups)
     blocks = list(_cut(parts))
     start = 0
-    products = inner_products((queries, _as_float(block.vectors)) for block in blocks)
+    products = inner_products((queries, block.vectors) for block in blocks)
     for block, cosines in zip(blocks, products):
         if block.scales is not None:
             cosines *= block.scales
@@ -84,13 +83,6 @@ def _cut(parts: list[Block]) -> Iterator[Block]:
         for start in range(0, len(vectors), ROWS_PER_BLOCK):
             rows = slice(start, start + ROWS_PER_BLOCK)
             yield Block(vectors[rows], None if scales is None else scales[rows])
-
-
-def _as_float(vectors: np.ndarray) -> np.ndarray:
-    """Turn float16 into float32 by OpenCV, which uses the processor's instructions for it."""
-    if vectors.dtype != np.float16:
-        return vectors
-    return opencv().convertFp16(np.ascontiguousarray(vectors).view(np.int16))
 
 
 class _Best:

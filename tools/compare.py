@@ -97,7 +97,7 @@ def main(args: argparse.Namespace) -> None:
             "images": args.images,
             "fitted": of_images.fitted,
             "threshold": threshold._asdict() if threshold else None,
-            "calibration": calibration.name if calibration else None,
+            "calibration": calibration.target if calibration else None,
             "pairs": [{**pair._asdict(), "verdict": pair.verdict} for pair in pairs],
         }
         print_json(results, args.json)

@@ -117,8 +117,8 @@ class _Records(Images):
             raise ImageError(str(error)) from None
 
     def digest(self) -> str:
-        described = f"{self._records.path}\n{_stamp(self._records.path)}\n".encode()
-        return hashlib.sha256(described + self._records.offsets.tobytes()).hexdigest()
+        described = _stamp(self._records.path).encode() + self._records.offsets.tobytes()
+        return hashlib.sha256(described).hexdigest()
 
 
 class _Pack(Images):

@@ -38,12 +38,13 @@ def results(tmp_path, model, scores):
     def write(fars=(1e-2, 1e-3, 1e-5), of=model, **changes):
         points = metrics.at_far(*scores, fars)
         entry = {
-            "name": "y1",
+            "target": "lfw",
             "model": str(of),
             "digest": of.digest(),
             "pairs": 8000,
             "same": 3000,
             "cosine_threshold": 0.31,
+            "highest_impostor": scores[1].max(),
             "calibration": [{"far": f, "cosine": p.threshold} for f, p in zip(fars, points)],
             "roc": plots.sample_roc(*scores)._asdict(),
             **changes,
@@ -56,19 +57,25 @@ def results(tmp_path, model, scores):
 
 def test_false_accept_rates_against_a_count(results, model, scores, rng):
     calibration = read_calibration(results(), model)
-    assert (calibration.name, calibration.pairs) == ("y1", 5000)
+    assert (calibration.target, calibration.pairs) == ("lfw", 5000)
     impostor = np.sort(scores[1])
     for cosine in [*rng.uniform(-0.3, impostor[-6], 200), *impostor[[0, 100, 4000, -10]]]:
         true = np.count_nonzero(impostor >= cosine) / len(impostor)
         assert true <= calibration.false_accept_rate(cosine) + 1e-12
         assert calibration.false_accept_rate(cosine) <= max(1.06 * true, true + 6 / len(impostor))
     assert calibration.false_accept_rate(-1) == 1
-    assert calibration.false_accept_rate(1) == 1e-5  # of the rates that were asked for
-    pair = compare(normalized(np.eye(2)), calibration=calibration)[0]
-    assert rate_line(pair, calibration) == (
-        f"at most {100 * pair.false_accept_rate:.3g} % of 5000 pairs of different people (y1) "
-        "are as alike"
-    )
+    assert calibration.false_accept_rate(impostor[-1]) == pytest.approx(5 / 5000)
+    assert calibration.false_accept_rate(impostor[-1] + 1e-6) == 0  # though 1e-5 was asked for
+
+
+@pytest.mark.parametrize(
+    ("rate", "share"), [(0.0, "none"), (0.01234, "at most 1.23 %"), (1.0, "all")]
+)
+def test_words_for_a_rate(rate, share):
+    calibration = Calibration("lfw", 100, [(-1.0, rate)], [], 0.3)
+    (pair,) = compare(np.eye(2), calibration=calibration)
+    expected = f"{share} of the 100 pairs of different people in lfw are as alike"
+    assert rate_line(pair, calibration) == expected
 
 
 def test_thresholds(results, model, scores):
@@ -101,9 +108,9 @@ def test_files_of_others_are_refused(results, model, tmp_path, symbol_model):
 def test_of_several_results_that_with_most_pairs(results, model, tmp_path):
     with open(results()) as file:
         (one,) = json.load(file)["results"]
-    few = {**one, "name": "few", "pairs": 3010}
+    few = {**one, "target": "few", "pairs": 3010}
     (tmp_path / "both.json").write_text(json.dumps({"results": [few, one]}))
-    assert read_calibration(str(tmp_path / "both.json"), model).name == "y1"
+    assert read_calibration(str(tmp_path / "both.json"), model).target == "lfw"
 
 
 def test_all_pairs(rng):

@@ -171,3 +171,15 @@ def test_the_sheet(people, embed, tmp_path):
     nobody = draw_matches(images, [0], [[]], SIZE, threshold=0.9)
     assert nobody.shape[0] == gone.shape[0]
     assert nobody.shape[1] < gone.shape[1]
+
+
+def test_damaged_files_are_named(people, embed, tmp_path):
+    folder = tmp_path / "gallery"
+    build(str(folder), people, embed, SIZE)
+    lines = (folder / "part-0.csv").read_text().splitlines()
+    (folder / "part-0.csv").write_text("\n".join(lines[:-1]))
+    with pytest.raises(ValueError, match=r"part-0.csv: 3 rows for 4 vectors"):
+        Gallery(str(folder))
+    (folder / "gallery.json").write_text("{")
+    with pytest.raises(ValueError, match=r"gallery.json: not the description of a gallery"):
+        Gallery(str(folder))
