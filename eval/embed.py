@@ -95,17 +95,16 @@ def embed_faces(
     desc : str, optional
         Name of the job in the progress line; None for no such line.
     """
-    embeddings, readable, unreadable, fitted = [np.zeros((0, 0), np.float32)], [], [], []
+    rows, readable, unreadable, fitted = [], [], [], []
     numbers = range(len(images))
     for batch in face_batches(embed, images, numbers, size, flip, batch_size, threads, desc):
         left_out = {number for number, _ in batch.unreadable}
         kept = [place for place in range(len(batch.rows)) if batch.start + place not in left_out]
-        if kept:
-            embeddings.append(batch.rows[kept])
+        rows.append(batch.rows[kept])
         readable += [batch.start + place for place in kept]
         unreadable += batch.unreadable
         fitted += batch.fitted
-    embeddings = np.concatenate(embeddings[1:] or embeddings)
+    embeddings = np.concatenate([part for part in rows if part.size] or rows)
     return EmbeddedFaces(metrics.normalized(embeddings), readable, unreadable, fitted)
 
 

@@ -2,7 +2,7 @@
 
 ``gallery.json`` says which model has embedded them and lists the parts. Building a gallery writes
 its first part, each addition another one: ``part-<n>.vectors.npy``, ``part-<n>.scales.npy`` for
-int8, and ``part-<n>.csv`` with a path and a person per row. A part counts once ``gallery.json``
+int8, and ``part-<n>.csv``, the list of the images. A part counts once ``gallery.json``
 lists it, so that an interrupted addition leaves the gallery as it was.
 """
 
@@ -19,21 +19,14 @@ from dsoftmax.eval.models import Model, ModelName
 from dsoftmax.eval.sheets import BLACK, GREY, Tile, draw_sheet
 from dsoftmax.eval.top_matches import DTYPES, Block, compress, top_matches
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.data.folders import Source, scan_folder
+from dsoftmax.recognition.data.folders import COLUMNS, Source, parse_row, row_of
 from dsoftmax.recognition.data.identities import read_table, write_table
 from dsoftmax.recognition.data.images import ImageError
-from dsoftmax.recognition.data.inputs import Images, image_files
+from dsoftmax.recognition.data.inputs import Images, image_files, open_sources
 
 STATE, NEW = "gallery.json", "new.npy"
 DTYPE = "int8"
 ROWS_AT_ONCE = 1 << 16
-
-
-class Entry(NamedTuple):
-    """A face of the gallery."""
-
-    person: str
-    path: str
 
 
 class Match(NamedTuple):
@@ -43,6 +36,7 @@ class Match(NamedTuple):
     path: str
     cosine: float
     images: int  # the person's in the gallery
+    row: int  # of the face in the gallery
 
 
 class Gallery:
@@ -59,7 +53,8 @@ class Gallery:
     size : (int, int)
         Height and width of its images.
     dtype : {"float32", "float16", "int8"}
-    entries : list of Entry
+    faces : list of Source
+        One per row of all parts.
     """
 
     def __init__(self, folder: str):
@@ -74,21 +69,21 @@ class Gallery:
             self.size = tuple(self._state["size"])
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path}: not the description of a gallery") from None
-        self.entries = [entry for part in self._state["parts"] for entry in self._entries(part)]
-        people = {entry.person: None for entry in self.entries}
+        self.faces = [face for part in self._state["parts"] for face in self._faces(part)]
+        people = {face.identity: None for face in self.faces}
         numbers = {person: number for number, person in enumerate(people)}
-        self._person_of = np.array([numbers[entry.person] for entry in self.entries])
+        self._person_of = np.array([numbers[face.identity] for face in self.faces])
         self._images_of = np.bincount(self._person_of)
 
-    def _entries(self, part: dict[str, Any]) -> list[Entry]:
+    def _faces(self, part: dict[str, Any]) -> list[Source]:
         path = os.path.join(self.folder, f"{part['name']}.csv")
-        entries = [Entry(row["person"], row["path"]) for row in read_table(path)]
-        if len(entries) != part["images"]:
-            raise ValueError(f"{path}: {len(entries)} rows for {part['images']} vectors")
-        return entries
+        faces = [parse_row(row) for row in read_table(path)]
+        if len(faces) != part["images"]:
+            raise ValueError(f"{path}: {len(faces)} rows for {part['images']} vectors")
+        return faces
 
     def __len__(self) -> int:
-        return len(self.entries)
+        return len(self.faces)
 
     @property
     def num_people(self) -> int:
@@ -143,27 +138,27 @@ class Gallery:
         ]
 
     def _match(self, place: int, cosine: float) -> Match:
-        person, path = self.entries[place]
-        return Match(person, path, cosine, int(self._images_of[self._person_of[place]]))
+        face = self.faces[place]
+        images = int(self._images_of[self._person_of[place]])
+        return Match(str(face.identity), face.path, cosine, images, place)
 
 
 def draw_matches(
+    gallery: Gallery,
     queries: Images,
     readable: Sequence[int],
     matches: Sequence[Sequence[Match]],
-    size: tuple[int, int],
     threshold: float | None = None,
 ) -> np.ndarray:
     """Draw a row per query: its face, then those of the people who are most alike.
 
     Parameters
     ----------
+    gallery : Gallery
     queries : Images
     readable : sequence of int
         The numbers of the queries that `matches` are of.
     matches : sequence of sequence of Match
-    size : (int, int)
-        Height and width of the faces.
     threshold : float, optional
 
     Returns
@@ -175,20 +170,20 @@ def draw_matches(
     nobody = "nobody" if threshold is None else f"nobody\nabove {threshold:g}"
     for number, found in zip(readable, matches):
         query = Tile(
-            queries.load(number, size).image,
+            queries.load(number, gallery.size).image,
             ["query", os.path.basename(queries.name(number))],
             border=BLACK,
         )
-        rows.append([query, *(_tile(match, size) for match in found)])
+        rows.append([query, *(_tile(gallery, match) for match in found)])
         if not found:
             rows[-1].append(Tile(word=nobody, ground=GREY))
     return draw_sheet(rows)
 
 
-def _tile(match: Match, size: tuple[int, int]) -> Tile:
+def _tile(gallery: Gallery, match: Match) -> Tile:
     lines = [f"{match.cosine:.3f}  {match.person}", os.path.basename(match.path)]
     try:
-        face = image_files([Source(match.path, match.person)]).load(0, size).image
+        face = image_files([gallery.faces[match.row]]).load(0, gallery.size).image
     except ImageError:
         return Tile(word="the image\nis gone", ground=GREY, lines=lines)
     return Tile(face, lines)
@@ -211,14 +206,14 @@ def build(
     dtype: str = DTYPE,
     **options: Any,
 ) -> Addition:
-    """Build a gallery from one folder of images per person.
+    """Build a gallery from one folder of images per person, or from a list.
 
     Parameters
     ----------
     folder : str
         Of the gallery, which must not exist yet.
     people : str
-        Holds one folder per person.
+        Holds one folder per person; or a list of images with labels, perhaps with landmarks.
     embed : Model
     size : (int, int)
         Height and width of the model's images.
@@ -242,7 +237,7 @@ def build(
 
 
 def add(gallery: Gallery, people: str, embed: Model, **options: Any) -> Addition:
-    """Add the images in one folder per person that the gallery does not have yet.
+    """Add the images that the gallery does not have yet.
 
     Parameters
     ----------
@@ -252,7 +247,7 @@ def add(gallery: Gallery, people: str, embed: Model, **options: Any) -> Addition
         See `build`.
     """
     gallery.check(embed.name)
-    known = {entry.path for entry in gallery.entries}
+    known = {face.path for face in gallery.faces}
     return _add(gallery.folder, gallery._state, people, known, embed, options)
 
 
@@ -260,11 +255,11 @@ def _add(
     folder: str, state: dict[str, Any], people: str, known: set[str], embed: Model, options: dict
 ) -> Addition:
     sources = [
-        source._replace(path=os.path.abspath(source.path)) for source in scan_folder(people).sources
+        source._replace(path=os.path.abspath(source.path)) for source in open_sources(people)
     ]
-    images = image_files([source for source in sources if source.path not in known])
-    skipped = len(sources) - len(images)
-    if not len(images):
+    new_sources = [source for source in sources if source.path not in known]
+    images, skipped = image_files(new_sources), len(sources) - len(new_sources)
+    if not new_sources:
         return Addition(0, skipped, images, None)
     job = Job(embed, images, tuple(state["size"]), flip=True, normalize=True)
     new = os.path.join(folder, NEW)
@@ -275,8 +270,8 @@ def _add(
     if not rows:
         raise ValueError(f"{people}: not one of its {len(images)} images can be read")
     name = f"part-{len(state['parts'])}"
-    entries = [Entry(images.label(row), images.name(row)) for row in rows]
-    _write_part(os.path.join(folder, name), np.load(new, mmap_mode="r"), rows, entries, state)
+    faces = [new_sources[row] for row in rows]
+    _write_part(os.path.join(folder, name), np.load(new, mmap_mode="r"), rows, faces, state)
     part = {"name": name, "images": len(rows)}
     with AtomicFile(os.path.join(folder, STATE), "w") as file:
         json.dump({**state, "parts": [*state["parts"], part]}, file, indent=2)
@@ -289,7 +284,7 @@ def _write_part(
     stem: str,
     embeddings: np.ndarray,
     rows: Sequence[int],
-    entries: Sequence[Entry],
+    faces: Sequence[Source],
     state: dict[str, Any],
 ) -> None:
     scales = []
@@ -307,4 +302,4 @@ def _write_part(
     if state["dtype"] == "int8":
         with AtomicFile(f"{stem}.scales.npy") as file:
             np.save(file, np.concatenate(scales))
-    write_table(f"{stem}.csv", Entry._fields, entries)
+    write_table(f"{stem}.csv", COLUMNS, map(row_of, faces))

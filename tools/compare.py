@@ -36,7 +36,9 @@ from dsoftmax.recognition.data.inputs import open_images
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = make_parser("compare", __doc__)
-    parser.add_argument("images", nargs="+", help="two or more image files")
+    parser.add_argument(
+        "images", nargs="+", help="two or more image files, or a folder or list of them"
+    )
     decision = parser.add_argument_group("decision")
     decision.add_argument("--threshold", type=float, help="cosine above which it is one person")
     decision.add_argument("--calibration", metavar="FILE", help="results.json of this model")
@@ -56,8 +58,6 @@ def build_parser() -> argparse.ArgumentParser:
 @command(parser=build_parser, needs=["opencv", "mxnet"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    if len(args.images) < 2:
-        raise ValueError("comparing takes two images or more")
     if args.far is not None and not args.calibration:
         raise ValueError("--far needs a --calibration")
     if args.far is not None and args.threshold is not None:
@@ -70,6 +70,9 @@ def main(args: argparse.Namespace) -> None:
     elif calibration:
         threshold = calibration.threshold(args.far)
     images = open_images(args.images)
+    if len(images) < 2:
+        raise ValueError("comparing takes two images or more")
+    names = [images.name(number) for number in range(len(images))]
     embed, size = open_model(args, name, images.image_size)
     faces = embed_faces(embed, images, size, True, args.batch_size, args.threads, desc=None)
     of_images = complaints(images, faces)
@@ -77,7 +80,7 @@ def main(args: argparse.Namespace) -> None:
         raise ValueError(of_images.unreadable[0])
     of_images.say(size)
     pairs = compare(faces.embeddings, threshold, calibration)
-    lines = matrix_lines(args.images, pairs)
+    lines = matrix_lines(names, pairs)
     if len(pairs) == 1:
         lines = [f"cosine {pairs[0].cosine:.4f}{': ' if threshold else ''}{pairs[0].verdict}"]
         if calibration:
@@ -89,12 +92,12 @@ def main(args: argparse.Namespace) -> None:
     if args.plot:
         title = lines if len(pairs) == 1 else lines[-1:]
         seen = [images.load(number, size).image for number in range(len(images))]
-        drawn = draw_comparison(seen, args.images, pairs, title)
+        drawn = draw_comparison(seen, names, pairs, title)
         save_sheet(drawn, args.plot)
     if args.json:
         results = {
             "model": str(name),
-            "images": args.images,
+            "images": names,
             "fitted": of_images.fitted,
             "threshold": threshold._asdict() if threshold else None,
             "calibration": calibration.target if calibration else None,

@@ -5,9 +5,10 @@
     python tools/search.py query --gallery gallery photo.jpg other.jpg --top 5 --plot sheet.png
 
 A gallery holds the embeddings (sums with the mirror image's, of length 1) of one folder of images
-per person. The search is exact: every vector is compared. Each person counts with the best image.
-A gallery remembers its model and refuses others. Building goes on where a killed one stopped; `add`
-embeds only the images that the gallery does not have.
+per person, or of a list, which may have landmarks as that of embed. The search is exact: every
+vector is compared. Each person counts with the best image. A gallery remembers its model and
+refuses others. Building goes on where a killed one stopped; `add` embeds only the images that the
+gallery does not have.
 """
 
 from __future__ import annotations
@@ -29,6 +30,8 @@ from dsoftmax.recognition.common.checks import whole_number
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
 from dsoftmax.recognition.data.inputs import USUAL_SIZE, open_images
 
+INPUT = "folder with one folder of images per person; or a list with labels, perhaps landmarks"
+
 
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
@@ -44,7 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
         )
 
     build = add_action("build", "build a gallery")
-    build.add_argument("--input", required=True, help="folder with one folder of images per person")
+    build.add_argument("--input", required=True, help=INPUT)
     build.add_argument("--output", required=True, help="folder of the gallery")
     build.add_argument(
         "--dtype",
@@ -53,7 +56,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="how vectors are kept: int8 takes a quarter of the memory of float32, and is fastest",
     )
     add = add_action("add", "add images to a gallery")
-    add.add_argument("--input", required=True, help="folder with one folder of images per person")
+    add.add_argument("--input", required=True, help=INPUT)
     query = add_action("query", "find the people on photographs")
     query.add_argument("images", nargs="+", help="photographs, or a folder or list of them")
     query.add_argument("--top", type=int, default=5, help="the most people to show per photograph")
@@ -121,7 +124,9 @@ def query(args: argparse.Namespace) -> None:
     matches = gallery.search(faces.embeddings, args.top, args.threshold)
     seconds = time.perf_counter() - start
     if args.plot:
-        save_sheet(draw_matches(images, faces.readable, matches, size, args.threshold), args.plot)
+        save_sheet(
+            draw_matches(gallery, images, faces.readable, matches, args.threshold), args.plot
+        )
     names = [images.name(number) for number in faces.readable]
     if args.json:
         results = {

@@ -36,7 +36,8 @@ from dsoftmax.recognition.data.images import (
 from dsoftmax.recognition.data.records import Records, RecordWriter
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-COORDINATES = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]  # columns of a csv
+COORDINATES = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
+COLUMNS = ["path", "label", *COORDINATES]  # of a csv
 
 
 class Source(NamedTuple):
@@ -143,7 +144,7 @@ def read_list(path: str, folder: str, labelled: bool = True) -> list[Source]:
     if "path" in columns:
 
         def parse(line: str) -> Source:
-            return _parse_row(dict(zip(columns, next(csv.reader([line])))))
+            return parse_row(dict(zip(columns, next(csv.reader([line])))))
 
     for number, line in enumerate(lines, 1):
         if not line or (number == 1 and "path" in columns):
@@ -195,7 +196,13 @@ def _parse_line(line: str) -> Source:
     raise ValueError(f"{len(fields)} fields fit none of the forms a list may have")
 
 
-def _parse_row(row: dict[str, str]) -> Source:
+def row_of(source: Source) -> list:
+    """Return an image as a row of a csv with the columns `COLUMNS`."""
+    points = [""] * 10 if source.landmarks is None else np.ravel(source.landmarks).tolist()
+    return [source.path, source.identity, *points]
+
+
+def parse_row(row: dict[str, str]) -> Source:
     """Make an image of a row of a csv, by the names of its columns."""
     given = [row.get(column, "").strip() for column in COORDINATES]
     if any(given) and not all(given):

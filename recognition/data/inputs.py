@@ -185,21 +185,33 @@ def open_images(inputs: str | Sequence[str], folder: str | None = None) -> Image
 
 def _open_one(path: str, folder: str | None) -> Images:
     extension = os.path.splitext(path)[1].lower()
-    if os.path.isdir(path):
-        if os.path.exists(os.path.join(path, "train.rec")):
-            return _Records(Records(path))
-        return image_files(scan_folder(path, labelled=False).sources)
+    if os.path.exists(os.path.join(path, "train.rec")):
+        return _Records(Records(path))
     if extension == ".rec":
         return _Records(Records(find_rec(path)))
     if extension == ".bin":
         return _Pack(read_pack(path))
-    if extension in LISTS:
-        folder = os.path.dirname(path) if folder is None else folder
-        return image_files(read_list(path, folder, labelled=False))
+    if os.path.isdir(path) or extension in LISTS:
+        return image_files(open_sources(path, folder, labelled=False))
     raise ValueError(
         f"{path}: it is neither a folder, an image ({', '.join(EXTENSIONS)}), a list "
         f"({', '.join(LISTS)}), a .rec nor a .bin"
     )
+
+
+def open_sources(path: str, folder: str | None = None, labelled: bool = True) -> list[Source]:
+    """List the image files of a folder or a list.
+
+    Parameters
+    ----------
+    path, folder
+        See `open_images`.
+    labelled : bool
+        Whether it must be known of every image whom it shows.
+    """
+    if os.path.isdir(path):
+        return scan_folder(path, labelled).sources
+    return read_list(path, os.path.dirname(path) if folder is None else folder, labelled)
 
 
 def _is_image(path: str) -> bool:

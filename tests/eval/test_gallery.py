@@ -128,8 +128,8 @@ def test_broken_images_are_left_out(people, embed, tmp_path):
     done = build(str(tmp_path / "gallery"), people, embed, SIZE)
     assert done.added == 4
     assert [done.images.name(row) for row, _ in done.embedded.unreadable] == [f"{people}/bo/0.png"]
-    entries = Gallery(str(tmp_path / "gallery")).entries
-    assert [entry.path for entry in entries] == [
+    faces = Gallery(str(tmp_path / "gallery")).faces
+    assert [face.path for face in faces] == [
         f"{people}/{name}.png" for name in ("ann/1", "ann/2", "bo/1", "cy/1")
     ]
     shutil.rmtree(people)
@@ -164,11 +164,11 @@ def test_the_sheet(people, embed, tmp_path):
     build(folder, people, embed, SIZE)
     gallery, images = Gallery(folder), open_images(people)
     matches = gallery.search(embed_images(embed, images, size=SIZE), 2)
-    whole = draw_matches(images, range(4), matches, SIZE)
+    whole = draw_matches(gallery, images, range(4), matches)
     os.unlink(matches[0][1].path)
-    gone = draw_matches(images, [0], matches[:1], SIZE)
+    gone = draw_matches(gallery, images, [0], matches[:1])
     assert whole.shape[1] == gone.shape[1]
-    nobody = draw_matches(images, [0], [[]], SIZE, threshold=0.9)
+    nobody = draw_matches(gallery, images, [0], [[]], threshold=0.9)
     assert nobody.shape[0] == gone.shape[0]
     assert nobody.shape[1] < gone.shape[1]
 
@@ -183,3 +183,20 @@ def test_damaged_files_are_named(people, embed, tmp_path):
     (folder / "gallery.json").write_text("{")
     with pytest.raises(ValueError, match=r"gallery.json: not the description of a gallery"):
         Gallery(str(folder))
+
+
+def test_lists_with_landmarks(save, embed, tmp_path, rng):
+    save("photos/a.png", "photos/b.png")
+    points = rng.uniform(8, 24, (5, 2))
+    row = ",".join(f"{value:.3f}" for value in points.ravel())
+    heading = "path,label,x1,y1,x2,y2,x3,y3,x4,y4,x5,y5"
+    (tmp_path / "photos/list.csv").write_text(f"{heading}\na.png,Ann,{row}\nb.png,Bo{',' * 10}\n")
+    path = str(tmp_path / "photos/list.csv")
+    build(str(tmp_path / "gallery"), path, embed, SIZE, "float32")
+    gallery = Gallery(str(tmp_path / "gallery"))
+    np.testing.assert_allclose(gallery.faces[0].landmarks, points, atol=1e-3)
+    assert gallery.faces[1].landmarks is None
+    queries = embed_images(embed, open_images(path), size=SIZE)
+    (found, _) = gallery.search(queries, 1)
+    assert found[0].person == "Ann"
+    assert found[0].cosine == pytest.approx(1, abs=1e-5)
