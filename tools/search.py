@@ -53,7 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--dtype",
         choices=DTYPES,
         default=galleries.DTYPE,
-        help="how vectors are kept: int8 takes a quarter of float32's memory, finds the same people",
+        help="how vectors are kept; int8 takes a quarter of the memory of float32",
     )
     add = add_action("add", "add images to a gallery")
     add.add_argument("--input", required=True, help=INPUT)
