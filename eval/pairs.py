@@ -143,6 +143,8 @@ class Verification:
             "eer": self.eer,
             "scores": plots.bin_scores(self.genuine, self.impostor, self.threshold)._asdict(),
         }
+        if self.impostor.size:
+            entry["highest_impostor"] = float(self.impostor.max())
         if self.genuine.size and self.impostor.size:
             entry["roc"] = plots.sample_roc(self.genuine, self.impostor)._asdict()
         return entry

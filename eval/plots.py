@@ -48,6 +48,7 @@ class Curve(NamedTuple):
 
     far: list[float]
     tar: list[float]
+    threshold: Sequence[float | None] = ()  # scores above it are accepted; None for all scores
 
 
 class Histogram(NamedTuple):
@@ -67,7 +68,8 @@ def sample_roc(
     lowest = min(FEWEST_ACCEPTED / total, highest)
     fars = np.geomspace(lowest, highest, 1 + round(50 * np.log10(highest / lowest)))
     points = metrics.at_far(genuine, impostor, fars, total)
-    return Curve(fars.tolist(), [point.tar for point in points])
+    thresholds = [point.threshold for point in points]
+    return Curve(fars.tolist(), [point.tar for point in points], thresholds)
 
 
 def bin_scores(

@@ -49,8 +49,7 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.data.folders import fitted_warning
-from dsoftmax.recognition.data.images import encode
+from dsoftmax.recognition.data.images import encode, fitted_warning
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
 
@@ -262,7 +261,7 @@ class _Results:
         self._best[pack.name] = max(self._best.get(pack.name, 0.0), result.accuracy.mean)
         label = self._labels[name]
         title = label if self._is_one_target else f"{label} on {pack.name}"
-        entry = {"name": title, "model": str(name), **result.as_json()}
+        entry = {"name": title, "model": str(name), "digest": name.digest(), **result.as_json()}
         if self._args.calibrate:
             thresholds = result.calibrate(self._args.calibrate)
             self.say(calibration_table(result, thresholds))

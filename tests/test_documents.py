@@ -142,15 +142,20 @@ def test_paths(document):
 @functools.lru_cache(maxsize=None)
 def flags_of(command):
     """Return the flags that ``--help`` of a command lists; `command` is as tools/rec_info."""
-    folder, name = command.split("/")
-    module = importlib.import_module(f"dsoftmax.{folder}.{name}")
-    with contextlib.redirect_stdout(io.StringIO()) as out:
-        for action in ([], *([name] for name in getattr(module, "ACTIONS", ()))):
-            with pytest.raises(SystemExit) as end:
-                module.main([*action, "--help"])
-            assert end.value.code == 0
-    options = re.findall(r"^ +(-.*?)(?:  |$)", out.getvalue(), re.MULTILINE)
+    module = importlib.import_module(f"dsoftmax.{command.replace('/', '.')}")
+    text = help_of(module) + "".join(
+        help_of(module, name) for name in getattr(module, "ACTIONS", ())
+    )
+    options = re.findall(r"^ +(-.*?)(?:  |$)", text, re.MULTILINE)
     return {flag for option in options for flag in re.findall(r"(?<![\w-])--?[a-z][\w-]*", option)}
+
+
+def help_of(module, *action):
+    """Return what ``--help`` of a command, or of one of its actions, prints."""
+    with contextlib.redirect_stdout(io.StringIO()) as out, pytest.raises(SystemExit) as end:
+        module.main([*action, "--help"])
+    assert end.value.code == 0
+    return out.getvalue()
 
 
 def is_command(path):

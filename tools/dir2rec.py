@@ -9,7 +9,9 @@ A list has one image per line, with paths relative to --input, in one of these f
 
     path label [x1 y1 x2 y2 x3 y3 x4 y4 x5 y5]     separated by tabs, commas or spaces
     aligned path label [box (4)] [x1..x5 y1..y5]   insightface's .lst, separated by tabs
+    path box (4) x1 y1 .. x5 y5                    insightface's label.txt; the folder is the label
     index label path                               MXNet's im2rec .lst, separated by tabs
+    path,label,x1,y1,..,x5,y5                      a csv with this heading
 
 Labels that are whole numbers are kept; names are numbered in sorted order, and identities.csv says
 whose label is which. If --output has that file already (with --overwrite, or copied there), its
@@ -36,14 +38,12 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.data.folders import (
     EXTENSIONS,
-    FEW,
     Scan,
     build,
-    fitted_warning,
     read_list,
     scan_folder,
 )
-from dsoftmax.recognition.data.images import JPEG_QUALITY
+from dsoftmax.recognition.data.images import FEW, JPEG_QUALITY, fitted_warning
 
 
 def build_parser() -> argparse.ArgumentParser:

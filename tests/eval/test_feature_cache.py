@@ -10,8 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from dsoftmax.eval import feature_cache
+from dsoftmax.eval import growing_array
 from dsoftmax.eval.feature_cache import cached_features
+from dsoftmax.eval.growing_array import GrowingArray
 from dsoftmax.recognition.data.images import ImageError
 
 SIZE = (8, 6)
@@ -98,7 +99,7 @@ def test_killed_while_writing(tmp_path, monkeypatch):
     check(features(tmp_path))
     (folder,) = tmp_path.iterdir()
     state = folder / "state.json"
-    state.write_text('{"done": 8, "width": 3, "unreadable": [[5, "cut off"]]}')
+    state.write_text('{"done": 8, "row": [2, 3], "notes": {"unreadable": [[5, "cut off"]]}}')
     whole = (folder / "features.npy").read_bytes()
     (folder / "features.npy").write_bytes(whole[: -10 * 24 - 7])
     check(features(tmp_path, load=lambda number: picture(number) if number >= 8 else never()))
@@ -110,9 +111,9 @@ def test_kill_9(tmp_path):
         f"""
         import sys, time
         sys.path.insert(0, {os.path.dirname(__file__)!r})
-        from dsoftmax.eval import feature_cache
+        from dsoftmax.eval import growing_array
         import test_feature_cache as t
-        feature_cache.SECONDS_BETWEEN_SAVES = 0
+        growing_array.SECONDS_BETWEEN_SAVES = 0
         def load(number):
             time.sleep(0.02)
             return t.picture(number)
@@ -137,12 +138,12 @@ def test_kill_9(tmp_path):
 
 
 def test_the_state_is_saved_now_and_then(tmp_path, monkeypatch):
-    monkeypatch.setattr(feature_cache, "SECONDS_BETWEEN_SAVES", -1)
+    monkeypatch.setattr(growing_array, "SECONDS_BETWEEN_SAVES", -1)
     states = []
     monkeypatch.setattr(
-        feature_cache._Writer,
-        "_save",
-        lambda writer, save=feature_cache._Writer._save: (states.append(writer.done), save(writer)),
+        GrowingArray,
+        "save",
+        lambda rows, save=GrowingArray.save: (states.append(rows.done), save(rows)),
     )
     check(features(tmp_path))
     assert states == [4, 8, 12, 16, 20, 23, 23]

@@ -50,7 +50,7 @@ def test_det_of_those_who_make_no_mistake():
 
 def test_roc_of_one_impostor():
     curve = plots.sample_roc(np.array([0.5, 0.1]), np.array([0.3]))
-    assert curve == ([1.0], [1.0])
+    assert curve == ([1.0], [1.0], [-np.inf])
     plots.draw_roc({"few": curve})
 
 

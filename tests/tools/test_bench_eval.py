@@ -20,6 +20,7 @@ def model(tmp_path):
 def test_the_report(tmp_path, model, capsys):
     path = tmp_path / "report.json"
     flags = ["--probes", "20", "--distractors", "300", "--pairs", "500", "--templates", "40"]
+    flags += ["--gallery", "300", "--queries", "3"]
     flags += ["--width", "16", "--rounds", "2", "--json", str(path)]
     flags += ["--model", model, "--batch-size", "2", "--image-size", "8"]
     assert bench_eval.main(flags) == 0
@@ -36,7 +37,14 @@ def test_the_report(tmp_path, model, capsys):
     assert report["network"]["difference"] < 1e-5
     floors = [report["megaface"]["seconds"][way] for way in evaluation.FLOORS]
     assert report["megaface"]["floor_seconds"] == min(floors)
+    forms = report["search"]["forms"]
+    for dtype, size in (("float32", 64), ("float16", 32), ("int8", 20)):
+        assert forms[dtype]["bytes"] == 300 * size
+        assert set(forms[dtype]["seconds"]) == {"traffic", "one", "products", "batch"}
+        assert 0.9 <= forms[dtype]["same_top"] <= forms[dtype]["same_first"] <= 1
+    assert forms["float32"]["same_top"] == 1
     out = capsys.readouterr().out
+    assert "Search, 300 vectors x 16, one query and 3 at once:" in out
     assert "MegaFace, 20 probes x 300 distractors x 16" in out
     assert "x its floor" in out
     assert "the fastest of: numpy " in out
@@ -54,4 +62,6 @@ def test_the_floor_is_the_fastest_way():
 def test_too_much_for_the_machine(monkeypatch, capsys):
     monkeypatch.setattr(bench_eval, "available_bytes", lambda: 10**9)
     assert bench_eval.main([]) == 2
-    assert "1.0 GB are free; take fewer --distractors" in capsys.readouterr().err
+    assert "--distractors: 1000000 vectors" in capsys.readouterr().err
+    assert bench_eval.main(["--only", "search"]) == 2
+    assert "--gallery: 1000000 vectors of width 512 need 3.1 GB, 1.0" in capsys.readouterr().err

@@ -218,8 +218,10 @@ def floor_of(megaface: dict[str, Any]) -> dict[str, Any]:
 def lines_of(report: dict[str, Any]) -> list[str]:
     """Lay out the figures for people."""
     lines = ["{processor}, {cores} cores, {memory_gb} GB".format(**report["machine"])]
-    lines += _megaface_lines(report["megaface"]) + _ijb_lines(report["ijb"])
-    return lines + _network_lines(report["network"]) if "network" in report else lines
+    parts = {"megaface": _megaface_lines, "ijb": _ijb_lines, "network": _network_lines}
+    for part, lines_of_part in parts.items():
+        lines += lines_of_part(report[part]) if part in report else []
+    return lines
 
 
 def _megaface_lines(of: dict[str, Any]) -> list[str]:

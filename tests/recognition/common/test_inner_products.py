@@ -19,7 +19,7 @@ def way(request, monkeypatch):
 @pytest.mark.parametrize(
     ("count", "most", "width"), [(1, 1, 1), (3, 7, 5), (17, 64, 512), (130, 33, 96), (257, 100, 31)]
 )
-@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
 def test_pairs_of_all_sizes(way, rng, count, most, width, dtype):
     sizes = [(count, most), (most, count), (count, most - 1), (count, 1), (0, most), (most, most)]
     pairs = [tuple(rng.normal(size=(size, width)).astype(dtype) for size in both) for both in sizes]
@@ -46,6 +46,15 @@ def test_whole_numbers_are_exact(way, rng):
     vectors, others = (rng.integers(-9, 10, (size, 64)).astype(np.float32) for size in (31, 45))
     (found,) = inner_products([(vectors, others)])
     np.testing.assert_array_equal(found, vectors @ others.T)
+
+
+@pytest.mark.parametrize("count", [1, 31])
+def test_bytes_are_exact(way, rng, count):
+    vectors = rng.integers(-9, 10, (count, 64)).astype(np.float32)
+    others = rng.integers(-128, 128, (45, 64)).astype(np.int8)
+    for part in (others, others[::2], others[:0]):
+        (found,) = inner_products([(vectors, part)])
+        np.testing.assert_array_equal(found, vectors @ part.T.astype(np.float32))
 
 
 def test_no_pairs(way):
