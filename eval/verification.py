@@ -47,8 +47,7 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.data.folders import fitted_warning
-from dsoftmax.recognition.data.images import encode
+from dsoftmax.recognition.data.images import encode, fitted_warning
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
 

@@ -36,14 +36,12 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.data.folders import (
     EXTENSIONS,
-    FEW,
     Scan,
     build,
-    fitted_warning,
     read_list,
     scan_folder,
 )
-from dsoftmax.recognition.data.images import JPEG_QUALITY
+from dsoftmax.recognition.data.images import FEW, JPEG_QUALITY, fitted_warning
 
 
 def build_parser() -> argparse.ArgumentParser:

@@ -33,7 +33,7 @@ from dsoftmax.recognition.common.cli import (
     make_parser,
     some_of,
 )
-from dsoftmax.recognition.data.folders import fitted_warning
+from dsoftmax.recognition.data.images import fitted_warning
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
 

@@ -4,11 +4,14 @@ Images come as one folder per identity, or as a list with one image per line, in
 
     path label [x1 y1 x2 y2 x3 y3 x4 y4 x5 y5]     separated by tabs, commas or spaces
     aligned path label [box (4)] [x1..x5 y1..y5]   insightface's .lst, separated by tabs
+    path box (4) x1 y1 .. x5 y5                    insightface's label.txt; the folder is the label
     index label path                               MXNet's im2rec .lst, separated by tabs
+    path,label,x1,y1,..,x5,y5                      a csv with this heading; only path must be there
 """
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 from dataclasses import dataclass, field
@@ -21,18 +24,26 @@ from dsoftmax.recognition.common.files import atomic_folder
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.identities import FILE_NAME, read_names
-from dsoftmax.recognition.data.images import JPEG_QUALITY, ImageError, align, decode, encode, fit
+from dsoftmax.recognition.data.images import (
+    FEW,
+    JPEG_QUALITY,
+    ImageError,
+    decode,
+    encode,
+    face_of,
+    fitted_note,
+)
 from dsoftmax.recognition.data.records import Records, RecordWriter
 
 EXTENSIONS = (".jpg", ".jpeg", ".png", ".bmp", ".webp")
-FEW = 3  # files that a summary names
+COORDINATES = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]  # columns of a csv
 
 
 class Source(NamedTuple):
     """An image file and whom it shows."""
 
     path: str
-    identity: str | int
+    identity: str | int  # "" if it is unknown
     landmarks: np.ndarray | None = None  # (5, 2) as (x, y)
 
 
@@ -63,8 +74,16 @@ def natural_key(text: str) -> tuple:
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts], text
 
 
-def scan_folder(folder: str) -> Scan:
-    """Find ``<folder>/<identity>/<image>``, including images in folders below the identity's."""
+def scan_folder(folder: str, labelled: bool = True) -> Scan:
+    """Find ``<folder>/<identity>/<image>``, including images in folders below the identity's.
+
+    Parameters
+    ----------
+    folder : str
+    labelled : bool
+        Whether every image must have an identity; otherwise ``<folder>/<image>`` counts, too, and
+        comes first.
+    """
     scan = Scan([], [], [])
     for name, path in sorted((entry.name, entry.path) for entry in os.scandir(folder)):
         if name.startswith("."):
@@ -73,6 +92,8 @@ def scan_folder(folder: str) -> Scan:
             _scan_identity(name, path, scan)
         else:
             scan.others.append(path)
+    if not labelled:
+        scan = _take_unlabelled(scan)
     if not scan.sources:
         others = f"\n{some_of(scan.others, FEW)}" if scan.others else ""
         raise ValueError(
@@ -80,6 +101,13 @@ def scan_folder(folder: str) -> Scan:
             f"{', '.join(EXTENSIONS)} files, or give a --list{others}"
         )
     return scan
+
+
+def _take_unlabelled(scan: Scan) -> Scan:
+    images = [path for path in scan.others if path.lower().endswith(EXTENSIONS)]
+    unlabelled = [Source(path, "") for path in sorted(images, key=natural_key)]
+    others = [path for path in scan.others if path not in set(images)]
+    return Scan(unlabelled + scan.sources, scan.hidden, others)
 
 
 def _scan_identity(identity: str, folder: str, scan: Scan) -> None:
@@ -96,19 +124,40 @@ def _scan_identity(identity: str, folder: str, scan: Scan) -> None:
             scan.others.append(path)
 
 
-def read_list(path: str, folder: str) -> list[Source]:
-    """Read a list in any of the forms above, with paths relative to `folder`."""
+def read_list(path: str, folder: str, labelled: bool = True) -> list[Source]:
+    """Read a list in any of the forms above.
+
+    Parameters
+    ----------
+    path : str
+    folder : str
+        Paths in the list are relative to it.
+    labelled : bool
+        Whether every line must have a label; otherwise a line may be a path alone.
+    """
     sources = []
-    with open(path, encoding="utf-8-sig") as file:
-        for number, line in enumerate(file, 1):
-            line = line.strip("\r\n ")
-            if not line:
-                continue
-            try:
-                source = _parse_line(line)
-            except (ValueError, IndexError) as error:
-                raise ValueError(f"{path}: line {number}: {error}: {line!r}") from None
-            sources.append(source._replace(path=os.path.join(folder, source.path)))
+    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+        lines = [line.strip("\r\n ") for line in file]
+    columns = next(csv.reader(lines[:1]), [])
+    parse = _parse_line
+    if "path" in columns:
+
+        def parse(line: str) -> Source:
+            return _parse_row(dict(zip(columns, next(csv.reader([line])))))
+
+    for number, line in enumerate(lines, 1):
+        if not line or (number == 1 and "path" in columns):
+            continue
+        try:
+            if not labelled and os.path.exists(os.path.join(folder, line)):
+                source = Source(line, "")
+            else:
+                source = parse(line)
+            if labelled and not source.identity:
+                raise ValueError("it has no label")
+        except (ValueError, IndexError) as error:
+            raise ValueError(f"{path}: line {number}: {error}: {line!r}") from None
+        sources.append(source._replace(path=os.path.join(folder, source.path)))
     if not sources:
         raise ValueError(f"{path}: the file is empty")
     return _number_identities(sources)
@@ -134,11 +183,25 @@ def _parse_line(line: str) -> Source:
             raise ValueError("an image that is not aligned needs its five landmarks")
         xs, ys = _numbers(fields[7:12]), _numbers(fields[12:17])
         return Source(image, label, np.column_stack([xs, ys]))
+    if len(fields) == 1:
+        return Source(line, "")
     if len(fields) == 2:
         return Source(*fields)
     if len(fields) == 12:
         return Source(fields[0], fields[1], _numbers(fields[2:]).reshape(5, 2))
+    if len(fields) == 15:
+        person = os.path.basename(os.path.dirname(fields[0]))
+        return Source(fields[0], person, _numbers(fields[5:]).reshape(5, 2))
     raise ValueError(f"{len(fields)} fields fit none of the forms a list may have")
+
+
+def _parse_row(row: dict[str, str]) -> Source:
+    """Make an image of a row of a csv, by the names of its columns."""
+    given = [row.get(column, "").strip() for column in COORDINATES]
+    if any(given) and not all(given):
+        raise ValueError(f"the landmarks are {', '.join(COORDINATES)}, and one is missing")
+    landmarks = _numbers(given).reshape(5, 2) if all(given) else None
+    return Source(row["path"].strip(), row.get("label", "").strip(), landmarks)
 
 
 def _is_number(text: str) -> bool:
@@ -174,27 +237,11 @@ def load_image(
     except OSError as error:
         raise ImageError(error.strerror) from None
     image = decode(np.frombuffer(content, np.uint8))
-    if source.landmarks is not None:
-        return Loaded(encode(align(image, source.landmarks, size), extension, quality))
-    given = image.shape[:2]
-    if given != tuple(size):
-        return Loaded(encode(fit(image, *size), extension, quality), given)
+    face, fitted_from = face_of(image, size, source.landmarks)
     same_format = content[:4] == b"\x89PNG" if extension == ".png" else content[:2] == b"\xff\xd8"
-    return Loaded(content if same_format else encode(image, extension, quality))
-
-
-def fitted_note(path: str, loaded: Loaded) -> str:
-    """Name an image that had another size, for `fitted_warning`."""
-    return "{} ({}x{})".format(path, *loaded.fitted_from)
-
-
-def fitted_warning(fitted: list[str], size: tuple[int, int], advice: str) -> str:
-    """Say how many images were cropped in the middle, the first of them, and what to do."""
-    return (
-        f"Warning: {len(fitted)} images were not {size[0]}x{size[1]} and came without landmarks: "
-        f"they were resized and cropped in the middle, the first is {fitted[0]}. A face recogniser "
-        f"wants aligned faces, not whole photographs: {advice}."
-    )
+    if face is image and same_format:
+        return Loaded(content)
+    return Loaded(encode(face, extension, quality), fitted_from)
 
 
 def build(
@@ -275,7 +322,7 @@ def build(
             writer.add(labels[source.identity], image.encoded)
             summary.aligned += source.landmarks is not None
             if image.fitted_from:
-                summary.fitted.append(fitted_note(source.path, image))
+                summary.fitted.append(fitted_note(source.path, image.fitted_from))
         if not writer.num_images:
             raise ValueError(f"no image could be read:\n{some_of(summary.unreadable)}")
         if not numbered:

@@ -6,12 +6,15 @@ import io
 import os
 import re
 import struct
+from typing import NamedTuple
 
 import numpy as np
 
+from dsoftmax.recognition.common.cli import some_of
 from dsoftmax.recognition.common.preflight import opencv
 
 JPEG_QUALITY = 95
+FEW = 3  # files that a summary names
 MOST_PIXELS = 1 << 26  # per image: a few bytes can announce more than fit into memory
 OTHER_FORMATS = ("BMP", "PPM", "TIFF", "WEBP")  # Pillow's names
 _JPEG_START, _JPEG_END = b"\xff\xd8", b"\xff\xd9"
@@ -68,11 +71,60 @@ def load_rgb(
     """
     encoded = source if isinstance(source, np.ndarray) else np.fromfile(source, np.uint8)
     image = decode(encoded)
+    return face_of(image, size or image.shape[:2], landmarks).image[:, :, ::-1]
+
+
+class Face(NamedTuple):
+    """An image of the size that a network takes."""
+
+    image: np.ndarray  # (height, width, 3) uint8
+    fitted_from: tuple[int, int] | None  # its own size, if it had another and no landmarks
+
+
+def face_of(image: np.ndarray, size: tuple[int, int], landmarks: np.ndarray | None = None) -> Face:
+    """Bring an image to the size that a network takes: aligned by its landmarks, or fitted.
+
+    Every image that is packed or embedded passes through here.
+
+    Parameters
+    ----------
+    image : (rows, columns, 3) uint8
+        Of an aligned face, or of anything if there are landmarks.
+    size : (int, int)
+        Height and width of the result.
+    landmarks : (5, 2), optional
+        See `align`.
+    """
     if landmarks is not None:
-        image = align(image, landmarks, size or image.shape[:2])
-    elif size is not None:
-        image = fit(image, *size)
-    return image[:, :, ::-1]
+        return Face(align(image, landmarks, size), None)
+    given = image.shape[:2]
+    if given == tuple(size):
+        return Face(image, None)
+    return Face(fit(image, *size), given)
+
+
+def fitted_note(name: str, given: tuple[int, int]) -> str:
+    """Name an image that had another size and no landmarks, for `fitted_warning`."""
+    return "{} ({}x{})".format(name, *given)
+
+
+def fitted_warning(fitted: list[str], size: tuple[int, int], advice: str) -> str:
+    """Warn of photographs that were cropped in the middle, because nothing says where the face is.
+
+    Parameters
+    ----------
+    fitted : list of str
+        What `fitted_note` returns; the first few of them are named.
+    size : (int, int)
+        Height and width of a face.
+    advice : str
+        What the user can do, as "give five landmarks each by --list".
+    """
+    return (
+        f"Warning: {len(fitted)} images were not {size[0]}x{size[1]} and came without landmarks: "
+        f"they were resized and cropped in the middle:\n{some_of(fitted, FEW)}\nA face recogniser "
+        f"wants aligned faces, not whole photographs: {advice}."
+    )
 
 
 def decode(encoded: np.ndarray) -> np.ndarray:

@@ -27,11 +27,10 @@ from dsoftmax.recognition.data.folders import (
     EXTENSIONS,
     Loaded,
     Source,
-    fitted_note,
     load_image,
     scan_folder,
 )
-from dsoftmax.recognition.data.images import ImageError
+from dsoftmax.recognition.data.images import ImageError, fitted_note
 from dsoftmax.recognition.data.packs import Pack
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "same": True, "different": False}
@@ -255,7 +254,7 @@ def make_pack(
         for path, image in zip(pair[:2], result):
             images.append(np.frombuffer(image.encoded, np.uint8))
             if image.fitted_from:
-                fitted[fitted_note(path, image)] = None
+                fitted[fitted_note(path, image.fitted_from)] = None
     if not kept:
         raise ValueError(f"no pair could be read:\n{some_of(left_out)}")
     people = [pair.people for pair in kept]

@@ -146,7 +146,8 @@ def test_whole_photographs_are_told(tmp_path, picture, capsys):
     assert dir2rec.main(arguments) == 0
     out = capsys.readouterr().out
     assert "Warning: 2 images were not 112x112 and came without landmarks" in out
-    assert "ann/2.jpg (300x400). A face recogniser wants aligned faces" in out
+    assert "ann/2.jpg (300x400)\n" in out
+    assert "ann/3.jpg (400x300)\nA face recogniser wants aligned faces" in out
     landmarks = " ".join(f"{value:.2f}" for value in (ARCFACE_TEMPLATE * 2).ravel())
     (tmp_path / "list").write_text(f"ann/2.jpg ann {landmarks}\n")
     assert dir2rec.main([*arguments, "--list", str(tmp_path / "list")]) == 0
@@ -244,7 +245,7 @@ def test_small_identities_can_be_left_out(tmp_path, picture, capsys):
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ("a.jpg\n", r"line 1: 1 fields fit none of the forms"),
+        ("a.jpg\n", r"line 1: it has no label"),
         ("a.jpg 1\nb.jpg 1 2 3\n", r"line 2: 4 fields"),
         ("a.jpg 1 " + "x " * 10, r"line 1: could not convert"),
         ("\n", "the file is empty"),

@@ -184,7 +184,7 @@ def test_whole_photographs_are_told(faces, run, capsys):
     run("b.jpg c.jpg 1\na.jpg b.jpg 0\na.jpg c.jpg 0\n")
     out = capsys.readouterr().out
     assert "Warning: 1 images were not 112x112" in out
-    assert "a.jpg (90x120). A face recogniser wants aligned faces" in out
+    assert "a.jpg (90x120)\nA face recogniser wants aligned faces" in out
 
 
 def test_what_looks_like_a_number_but_is_none(faces, run):

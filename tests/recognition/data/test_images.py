@@ -13,7 +13,10 @@ from dsoftmax.recognition.data.images import (
     announced_size,
     decode,
     encode,
+    face_of,
     fit,
+    fitted_note,
+    fitted_warning,
     load_rgb,
     similarity_transform,
 )
@@ -42,6 +45,26 @@ def test_load_rgb(rng, tmp_path):
         np.testing.assert_array_equal(aligned, align(image, landmarks, (16, 20))[:, :, ::-1])
     with pytest.raises(FileNotFoundError):
         load_rgb(tmp_path / "nothing.png")
+
+
+def test_photographs_without_landmarks_are_named(rng):
+    photo, landmarks = make_image(rng, 40, 30), rng.uniform(5, 25, (5, 2))
+    aligned = face_of(photo, (16, 20), landmarks)
+    np.testing.assert_array_equal(aligned.image, align(photo, landmarks, (16, 20)))
+    assert aligned.fitted_from is None
+    assert face_of(photo, (40, 30)) == (photo, None)
+    fitted = face_of(photo, (16, 20))
+    np.testing.assert_array_equal(fitted.image, fit(photo, 16, 20))
+    notes = [fitted_note(name, fitted.fitted_from) for name in "abcde"]
+    assert notes[0] == "a (40x30)"
+    named = ["  a (40x30)", "  b (40x30)", "  c (40x30)"]
+    for few, expected in (
+        (notes[:2], ["Warning: 2 images", *named[:2]]),
+        (notes, ["Warning: 5 images", *named, "  ... and 2 more"]),
+    ):
+        head, *lines, last = fitted_warning(few, (16, 20), "align them").splitlines()
+        assert [head.partition(" were not 16x20 ")[0], *lines] == expected
+        assert last.endswith("not whole photographs: align them.")
 
 
 @pytest.mark.parametrize("content", [b"", b"no image", b"\xff\xd8\xff\xd9"])
