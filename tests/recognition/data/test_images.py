@@ -52,7 +52,7 @@ def test_photographs_without_landmarks_are_named(rng):
     aligned = face_of(photo, (16, 20), landmarks)
     np.testing.assert_array_equal(aligned.image, align(photo, landmarks, (16, 20)))
     assert aligned.fitted_from is None
-    assert face_of(photo, (40, 30)) == (photo, None)
+    assert face_of(photo, (40, 30)) == (photo, None, None)
     fitted = face_of(photo, (16, 20))
     np.testing.assert_array_equal(fitted.image, fit(photo, 16, 20))
     notes = [fitted_note(name, fitted.fitted_from) for name in "abcde"]
