@@ -206,3 +206,21 @@ def test_alignment_brings_landmarks_onto_the_template(rng, size, shift):
 def test_landmarks_of_one_point(rng):
     with pytest.raises(ImageError, match="one point"):
         align(np.zeros((9, 9, 3), np.uint8), np.ones((5, 2)), (112, 112))
+
+
+def test_large_faces_are_averaged(rng):
+    """A face of many pixels: all of them count, as if it were warped large and then reduced."""
+    photo = cv2.resize(make_image(rng, 40, 40), (1600, 1600), interpolation=cv2.INTER_CUBIC)
+    noisy = np.clip(photo + rng.normal(0, 60, photo.shape), 0, 255).astype(np.uint8)
+    turn = np.array([[0.96, -0.28], [0.28, 0.96]])
+    landmarks = (ARCFACE_TEMPLATE - 56) @ turn.T * 11 + 800
+    fine = align(noisy, landmarks, (112 * 8, 112 * 8))
+    expected = cv2.resize(fine, (112, 112), interpolation=cv2.INTER_AREA).astype(int)
+    aligned = align(noisy, landmarks, (112, 112)).astype(int)
+    assert np.abs(aligned - expected).mean() < 6
+    plain = similarity_transform(landmarks, ARCFACE_TEMPLATE)
+    skipping = cv2.warpAffine(noisy, plain, (112, 112)).astype(int)
+    assert np.abs(skipping - expected).mean() > 15
+    smooth, reference = align(photo, landmarks, (112, 112)), align(photo, landmarks, (896, 896))
+    reference = cv2.resize(reference, (112, 112), interpolation=cv2.INTER_AREA).astype(int)
+    assert np.abs(smooth - reference).max() <= 4  # and they stay where they were
