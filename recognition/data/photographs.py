@@ -138,15 +138,19 @@ def align_photographs(
         aligned=sum(bool(photograph.output) for photograph in photographs),
         done_before=len(paths) - len(queue),
         several=sum(photograph.faces > 1 for photograph in photographs),
-        faceless=_reasons(photograph for photograph in photographs if photograph.is_readable),
-        unreadable=_reasons(photograph for photograph in photographs if not photograph.is_readable),
+        faceless=_reasons(photographs, is_readable=True),
+        unreadable=_reasons(photographs, is_readable=False),
         orphans=[gone.output for gone in results.values()],
         skipped=scan.others,
     )
 
 
-def _reasons(photographs) -> list[str]:
-    return [f"{one.source}: {one.reason}" for one in photographs if one.reason]
+def _reasons(photographs: Sequence[Photograph], is_readable: bool) -> list[str]:
+    return [
+        f"{photograph.source}: {photograph.reason}"
+        for photograph in photographs
+        if photograph.reason and photograph.is_readable == is_readable
+    ]
 
 
 def _check_settings(output: str, source: str, finder: FaceFinder, size: tuple[int, int]) -> None:
@@ -179,7 +183,8 @@ def _check_settings(output: str, source: str, finder: FaceFinder, size: tuple[in
 
 def _read_done(source: str, output: str) -> dict[str, Photograph]:
     """Return the photographs whose faces are there and not older than they are."""
-    clean_partial(output)
+    for folder, _, _ in os.walk(output):
+        clean_partial(folder)
     table = os.path.join(output, TABLE)
     done = {}
     for row in read_table(table) if os.path.exists(table) else []:

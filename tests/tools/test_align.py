@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from detectors import marker_photo, marker_scrfd
 
+from dsoftmax.eval import verification
 from dsoftmax.recognition.data import photographs
 from dsoftmax.recognition.data.detection import FaceFinder
 from dsoftmax.recognition.data.folders import read_list
@@ -158,6 +159,25 @@ def test_dir2rec_and_pairs2bin_tell_what_has_no_face(photos, tmp_path, capsys):
     assert "find the faces by --detector" in capsys.readouterr().out
 
 
+def test_verification_of_people_on_photographs(photos, tmp_path, symbol_model, capsys):
+    folder, _ = photos
+    (folder / "bo/broken.jpg").unlink()
+    detector = marker_scrfd(tmp_path / "detector.onnx")
+    arguments = ["--model", f"{symbol_model()},0", "--gpu", "-1", "--nfolds", "2"]
+    people = ["--people", str(folder), "--most", "8"]
+    assert verification.main([*arguments, *people, "--detector", detector]) == 0
+    printed = capsys.readouterr()
+    assert "[photos]Accuracy-Flip: " in printed.out
+    assert "bo/wall.png: no face with a score of 0.5" in printed.err
+    assert "Warning" not in printed.err
+    assert verification.main([*arguments, *people]) == 0
+    printed = capsys.readouterr()
+    assert "Warning: 6 images were not 112x112" in printed.err
+    assert "find the faces by --detector, or align them first." in printed.err
+    assert verification.main([*arguments, "--data-dir", "x", "--detector", detector]) == 2
+    assert "give --pairs or --people, too" in capsys.readouterr().err
+
+
 def test_each_photograph_is_searched_once(photos, tmp_path, monkeypatch):
     """However many pairs it is in."""
     searched = []
@@ -184,7 +204,7 @@ def test_a_run_goes_on_where_it_was_killed(run, photos, monkeypatch, capsys):
     cut = [line for line in table if not line.startswith("bo/1.png")]
     (faces / "faces.csv").write_text("".join(cut[:-1]) + cut[-1][: len(cut[-1]) // 2])
     (faces / "ann/2.png").unlink()
-    (faces / ".1.png.999999.part").write_bytes(b"half")
+    (faces / "ann/.1.png.99999999.part").write_bytes(b"half")
     for name in ("label.txt", "sheet.png"):
         (faces / name).unlink()
     worked = []
@@ -238,14 +258,14 @@ def test_photographs_are_turned_as_exif_says(tmp_path, run, photos):
     assert np.abs(difference).mean() < 2
 
 
-def test_the_face_in_the_middle(run, photos, capsys):
-    save(photos[0] / "ann/two.png", marker_photo([(1, 1), (3, 3)], factor=3)[0])
-    for choice, column in (("central", 3), ("largest", None)):
-        faces = run("--face", choice, output=choice)
-        (row,) = (row for row in read_table(faces / "faces.csv") if row["source"] == "ann/two.png")
+def test_the_face_in_the_middle(run, photos):
+    for name, cells in (("one", [(1, 1), (3, 3)]), ("other", [(3, 3), (6, 5)])):
+        save(photos[0] / f"ann/{name}.png", marker_photo(cells, factor=3)[0])
+    rows = {row["source"]: row for row in read_table(run("--face", "central") / "faces.csv")}
+    for name in ("one", "other"):
+        row = rows[f"ann/{name}.png"]
         assert row["faces"] == "2"
-        if column:
-            assert abs(float(row["x1"]) - column * 24) < 0.01
+        assert abs(float(row["x1"]) - 3 * 24) < 0.01
 
 
 def test_threads_and_json(run, tmp_path, capsys):
