@@ -46,12 +46,11 @@ class Detector(abc.ABC):
     Attributes
     ----------
     sizes : sequence of (int, int)
-        Heights and widths that a photograph is scaled to, the finest first. A face that fills a
-        photograph is too large for a detector at the usual size, and found at a coarse one.
+        Heights and widths that a photograph is scaled to; faces of all of them count.
     """
 
     MIN_SCORE: ClassVar[float]
-    sizes: Sequence[tuple[int, int]] = ((640, 640), (128, 128))
+    sizes: Sequence[tuple[int, int]]
 
     def __init__(self, path: str, min_score: float):
         self.path = path

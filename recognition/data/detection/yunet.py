@@ -22,6 +22,7 @@ class YuNet(Detector):
     """YuNet since its version of March 2023, which OpenCV runs since 4.8."""
 
     MIN_SCORE = 0.7
+    sizes = ((640, 640),)  # also finds faces that fill a photograph; a coarse scale is less exact
 
     def __init__(self, path: str, min_score: float):
         super().__init__(path, min_score)
