@@ -76,7 +76,7 @@ if __name__ == "__main__":
             "opencv-python>=4.5.1,<4.12",
             "easydict>=1.9,<2",
             "scikit-learn>=1.0,<1.8",
-            "scipy>=1.4,<1.18",  # comes with scikit-learn
+            "scipy>=1.8,<1.18",  # comes with scikit-learn
             "matplotlib>=3.5,<3.11",
             "tqdm>=4.50,<5",
         ],

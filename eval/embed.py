@@ -83,7 +83,8 @@ class EmbeddedBatch(NamedTuple):
     """Embeddings of consecutive images, the first of which is number ``start``."""
 
     start: int
-    views: np.ndarray  # (n, 2, D) float32: the image's, its mirror image's; 0 if unreadable
+    # (n, 2, D) float32: the image's, its mirror image's; (n, 1, D) without these; 0 if unreadable.
+    views: np.ndarray
     unreadable: list[tuple[int, str]]  # (number of the image, why)
 
 
@@ -94,6 +95,7 @@ def embed_batches(
     batch_size: int,
     threads: int = 2,
     desc: str = "embedding",
+    flip: bool = True,
 ) -> Iterator[EmbeddedBatch]:
     """Embed images in order, one batch at a time.
 
@@ -111,6 +113,8 @@ def embed_batches(
         Decoding threads.
     desc : str
         Name of the job in the progress line.
+    flip : bool
+        Whether to embed the mirror images, too.
 
     Yields
     ------
@@ -134,9 +138,9 @@ def embed_batches(
                 batch = np.ascontiguousarray(
                     np.stack([image for _, image in loaded]).transpose(0, 3, 1, 2)
                 )
-                both = _both_views(embed, batch)
+                embedded = _both_views(embed, batch) if flip else embed(batch)[:, np.newaxis]
                 places = [number - numbers[0] for number, _ in loaded]
-                views = np.zeros((len(numbers), 2, both.shape[2]), np.float32)
-                views[places] = both
+                views = np.zeros((len(numbers), *embedded.shape[1:]), np.float32)
+                views[places] = embedded
             yield EmbeddedBatch(numbers[0], views, unreadable)
             bar.update(len(numbers))

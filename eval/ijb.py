@@ -2,6 +2,7 @@
 
     python eval/ijb.py --data-dir IJBC --target IJBC --model models/r50-dsoftmax-emore/model,1
     python eval/ijb.py --data-dir IJBC --target IJBC --features features.npy --job mine
+    python eval/ijb.py -m models/r50-dsoftmax-emore/model,1 -d data -s IJBC -B
 
 The data are insightface's: loose_crop/*.jpg and meta/ with, for IJBC,
 
@@ -14,6 +15,8 @@ made, so that an interrupted run resumes where it stopped. Faces that can't be r
 ignored; a template without any readable face gets the lowest score with everybody. Every probe
 searches each gallery: probes of people in the gallery determine the ranks, all others the
 threshold. The figures of the galleries are then averaged.
+
+The short flags are those of insightface's ijb_evals.py, whose -d is the folder above IJBC.
 """
 
 from __future__ import annotations
@@ -23,9 +26,10 @@ if not __package__:
 
 import argparse
 import hashlib
+import itertools
 import os
 import sys
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Mapping, NamedTuple, Sequence
 
 import numpy as np
 
@@ -177,17 +181,20 @@ def read_features(path: str, count: int) -> Features:
     return Features(views, [])
 
 
-def table(name: str, points: Sequence[metrics.OperatingPoint]) -> str:
-    """Lay out the rates as insightface does, in per cent."""
+def table(points_by_name: Mapping[str, Sequence[metrics.OperatingPoint]]) -> str:
+    """Lay out the rates as insightface does, in per cent, one row per name."""
     head = ["Methods", *(f"{far:g}" for far in FARS)]
-    row = [name, *(f"{100 * point.tar:.2f}" for point in points)]
-    widths = [max(map(len, column)) + 2 for column in zip(head, row)]
-    rule = "+" + "+".join("-" * width for width in widths) + "+"
-    lines = [
-        "|" + "|".join(text.center(width) for text, width in zip(texts, widths)) + "|"
-        for texts in (head, row)
+    rows = [
+        [name, *(f"{100 * point.tar:.2f}" for point in points)]
+        for name, points in points_by_name.items()
     ]
-    return "\n".join([rule, lines[0], rule, lines[1], rule])
+    widths = [max(map(len, column)) + 2 for column in zip(head, *rows)]
+    rule = "+" + "+".join("-" * width for width in widths) + "+"
+    heading, *lines = (
+        "|" + "|".join(text.center(width) for text, width in zip(texts, widths)) + "|"
+        for texts in (head, *rows)
+    )
+    return "\n".join([rule, heading, rule, *lines, rule])
 
 
 def paper_row(points: Sequence[metrics.OperatingPoint]) -> str:
@@ -262,15 +269,23 @@ def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = make_parser("ijb", __doc__)
     model = parser.add_argument_group("model")
-    model.add_argument("--model", default="", help="prefix,epoch or file.onnx")
+    model.add_argument(
+        "--model", "-m", "--model_file", default="", help="prefix,epoch or file.onnx"
+    )
     model.add_argument("--model-prefix", default="", help="as insightface's; with --model-epoch")
     model.add_argument("--model-epoch", type=int, default=1, help="with --model-prefix")
     model.add_argument("--features", help=".npy file of features, instead of a model")
     data = parser.add_argument_group("data")
-    data.add_argument("--target", choices=sorted(GALLERIES), default="IJBC", help="the dataset")
+    data.add_argument(
+        *("--target", "-s", "--subset"),
+        choices=sorted(GALLERIES),
+        default="IJBC",
+        help="the dataset",
+    )
     data.add_argument(
         "--data-dir", "--image-path", help="folder of loose_crop and meta; by default ./<target>"
     )
+    data.add_argument("-d", "--data_path", help="or the folder that holds <target>")
     data.add_argument(
         "--image-size",
         type=image_size,
@@ -279,6 +294,9 @@ def build_parser() -> argparse.ArgumentParser:
     data.add_argument(
         "--protocol", choices=("11", "1n"), help="run one; by default all whose files exist"
     )
+    data.add_argument(
+        *("-N", "--is_one_2_N"), dest="protocol", action="store_const", const="1n", help="1:N alone"
+    )
     pooling = parser.add_argument_group("pooling of faces into templates")
     for flag, what in (
         ("flip", "F: sum the embeddings of image and mirror image"),
@@ -286,6 +304,9 @@ def build_parser() -> argparse.ArgumentParser:
         ("detector", "D: weight by the detector's score"),
     ):
         pooling.add_argument(f"--{flag}", type=int, choices=(0, 1), default=1, help=what)
+    pooling.add_argument(
+        "-B", "--is_bunch", action="store_true", help="1:1 with all eight settings of N, D and F"
+    )
     output = parser.add_argument_group("output")
     output.add_argument("--result-dir", help="folder of results; by default ./<target>_result")
     output.add_argument("--job", default="insightface", help="name of the results")
@@ -294,13 +315,21 @@ def build_parser() -> argparse.ArgumentParser:
     machine.add_argument(
         "--gpu", help="ids, as 0 or 0,1; -1 for the CPU; by default CUDA_VISIBLE_DEVICES"
     )
-    machine.add_argument("--batch-size", type=int, default=32, help="images per batch")
+    machine.add_argument(
+        "--batch-size", "-b", "--batch_size", type=int, default=32, help="images per batch"
+    )
     add_threads_flag(machine)
     return parser
 
 
 def _check_flags(args: argparse.Namespace) -> _Files:
-    args.data_dir = args.data_dir or args.target
+    if args.data_dir and args.data_path:
+        raise ValueError(
+            "--data-dir and -d: one of them, the folder of loose_crop or the one above it"
+        )
+    args.data_dir = args.data_dir or os.path.join(args.data_path or "", args.target)
+    if args.is_bunch and args.protocol == "1n":
+        raise ValueError("-B compares settings of 1:1, and -N asks for 1:N alone")
     args.result_dir = args.result_dir or f"{args.target}_result"
     if args.model_prefix:
         args.model = f"{args.model_prefix},{args.model_epoch}"
@@ -348,7 +377,7 @@ def run_verification(
     genuine, impostor = scores[pairs.issame], scores[~pairs.issame]
     lines = [
         f"1:1, {len(genuine)} pairs of one person, {len(impostor)} of two, TAR (%) at FAR:",
-        table(name, points),
+        table({name: points}),
         f"as in the paper, FAR 1e-1, 1e-2, 1e-3, 1e-4: {paper_row(points)}",
     ]
     curve = plots.sample_roc(genuine, impostor)
@@ -362,6 +391,36 @@ def run_verification(
         "roc": curve._asdict(),
         "scores": plots.bin_scores(genuine, impostor)._asdict(),
     }
+
+
+def run_bunch(
+    args: argparse.Namespace,
+    files: _Files,
+    features: Features,
+    faces: templates.Faces,
+    members: templates.Members,
+) -> tuple[list[str], list[dict[str, Any]]]:
+    """Run 1:1 with all settings; return lines for people and values for machines."""
+    pairs = templates.read_pairs(files.pairs)
+    points_by_name, curves, results = {}, {}, []
+    flips = (False, True) if features.views.shape[1] == 2 else (False,)
+    for norm, detector, flip in itertools.product((False, True), (False, True), flips):
+        switches = {"norm": norm, "detector": detector, "flip": flip}
+        pooled = templates.pool(features.views, faces.scores, members, **switches)
+        scores, points = verify_templates(pooled, pairs, args.threads)
+        name = f"{args.job}-{args.target}-{_name_of(**switches)}"
+        points_by_name[name] = points
+        curves[name] = plots.sample_roc(scores[pairs.issame], scores[~pairs.issame])
+        rates = {f"{far:g}": point.tar for far, point in zip(FARS, points)}
+        results.append({"name": name, "switches": _name_of(**switches), "tar_at_far": rates})
+    plots.save_both(
+        plots.draw_roc(curves), os.path.join(args.result_dir, f"{args.job}-all-settings")
+    )
+    return ["1:1, TAR (%) at FAR:", table(points_by_name)], results
+
+
+def _name_of(norm: bool, detector: bool, flip: bool) -> str:
+    return f"N{int(norm)}D{int(detector)}F{int(flip)}"
 
 
 def run_identification(
@@ -390,6 +449,9 @@ def main(args: argparse.Namespace) -> None:
     else:
         features = embed_faces(args, faces)
     report_unreadable(features, faces, args)
+    if args.is_bunch:
+        _finish(args, *run_bunch(args, files, features, faces, members))
+        return
     # Features without mirror images are taken as they are.
     flip = bool(args.flip) and features.views.shape[1] == 2
     switches = {"flip": flip, "norm": bool(args.norm), "detector": bool(args.detector)}
@@ -402,7 +464,7 @@ def main(args: argparse.Namespace) -> None:
         "unreadable_faces": len(features.unreadable),
         "templates": len(pooled.ids),
         "empty_templates": int(pooled.is_empty.sum()),
-        "switches": f"N{args.norm}D{args.detector}F{int(flip)}",
+        "switches": _name_of(**switches),
     }
     lines = [
         f"{args.target}: {result['faces']} faces, {result['templates']} templates "
@@ -413,11 +475,15 @@ def main(args: argparse.Namespace) -> None:
             more, figures = run(args, files, pooled, name)
             lines += more
             result.update(figures)
+    _finish(args, lines, [result])
+
+
+def _finish(args: argparse.Namespace, lines: list[str], results: list[dict[str, Any]]) -> None:
     if args.json != "-":
         print("\n".join(lines))
         print(f"scores and figures are in {args.result_dir}, named {args.job}")
     if args.json:
-        print_json({"results": [result]}, args.json)
+        print_json({"results": results}, args.json)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,8 @@ r"""Evaluate on MegaFace: features, noise lists, and identification among a mill
         --megaface-lst data/megaface_lst --megaface-root data/megaface_images \
         --facescrub-noises data/facescrub_noises.txt --megaface-noises data/megaface_noises.txt
 
+These lists, folders and noise lists are also the defaults, as in insightface's run.sh.
+
 The command takes up to three steps, depending on its flags:
 
 1. With --model, it writes the features of all images to --output, one file per image in MegaFace's
@@ -60,6 +62,8 @@ from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data.images import load_rgb
 
 IMAGE_SIZE = (112, 112)
+SETS = ("facescrub", "megaface")
+NOISES = "./data/{}_noises.txt"  # where insightface's remove_noises.py looks
 SIZES = (10, 100, 1_000, 10_000, 100_000, 1_000_000)
 FARS = (1e-6, 1e-5, 1e-4)
 TAIL = 1e-4  # the share of impostor scores that is kept: verification is exact up to this FAR
@@ -217,12 +221,16 @@ def build_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--algo", default="insightface", help="name in the feature files' names")
     data = parser.add_argument_group("data")
-    for name in ("facescrub", "megaface"):
+    for name in SETS:
         data.add_argument(
             f"--{name}-lst", default=f"./data/{name}_lst", help=f"list of {name}'s images"
         )
         data.add_argument(f"--{name}-root", default=f"./data/{name}_images", help="their folder")
-        data.add_argument(f"--{name}-noises", help="list of the noisy ones")
+        data.add_argument(
+            f"--{name}-noises",
+            help=f"list of the noisy ones (default: {NOISES.format(name)} if it exists); '' for "
+            "none",
+        )
     data.add_argument(
         "--image-size",
         "--image_size",
@@ -278,6 +286,10 @@ def _check_flags(args: argparse.Namespace) -> None:
         if len(args.image_size) not in (2, 3):
             raise ValueError("--image-size is 3,height,width or height,width")
         args.image_size = tuple(args.image_size[-2:])
+    for name in SETS:
+        if getattr(args, f"{name}_noises") is None:
+            usual = NOISES.format(name)
+            setattr(args, f"{name}_noises", usual if os.path.exists(usual) else "")
     if args.feature_dir_out and not (args.facescrub_noises or args.megaface_noises):
         raise ValueError("--feature-dir-out needs noise lists to clean features by")
 
@@ -343,6 +355,12 @@ def _load_and_clean(
             print(
                 f"{path}: {noisy.sum()} images bear one of its {len(noises)} names", file=sys.stderr
             )
+    elif not noisy.any():
+        print(
+            f"{images.name}: no noise list, so nothing is cleaned; published figures are usually "
+            f"cleaned ones, by --{images.name}-noises {NOISES.format(images.name)}",
+            file=sys.stderr,
+        )
     for start in range(0, len(features), 65536):  # in place, a part at a time: there is much of it
         block = slice(start, start + 65536)
         features[block] = metrics.normalized(features[block])
@@ -355,7 +373,7 @@ def main(args: argparse.Namespace) -> None:
     _check_flags(args)
     facescrub, megaface = (
         ImageSet(name, read_list(getattr(args, f"{name}_lst")), getattr(args, f"{name}_root"))
-        for name in ("facescrub", "megaface")
+        for name in SETS
     )
     if args.model:
         _run_extraction(args, (facescrub, megaface))

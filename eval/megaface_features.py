@@ -13,6 +13,7 @@ from typing import NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.eval import metrics
+from dsoftmax.recognition.common.files import open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 
@@ -62,7 +63,7 @@ class ImageSet(NamedTuple):
 
 def read_list(path: str) -> list[str]:
     """Read relative paths, one per line; skip empty lines and comments (#)."""
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         lines = [line.strip() for line in file]
     lines = [os.path.normpath(line) for line in lines if line and not line.startswith("#")]
     outside = [line for line in lines if os.path.isabs(line) or line.startswith("..")]
@@ -116,7 +117,7 @@ def load_features(images: ImageSet, folder: str, algo: str, threads: int) -> tup
 
 def read_noises(path: str) -> list[str]:
     """Read a noise list: one name per line, in the last column if there are tabs; # comments."""
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         lines = [line.strip() for line in file]
     names = [line.split("\t")[-1].strip() for line in lines if line and line[0] != "#"]
     if not names:

@@ -63,6 +63,31 @@ def fold_accuracy(distances: np.ndarray, is_same: np.ndarray, folds: int = 10) -
     return FoldAccuracy(mean, deviation, np.array(accuracies), np.array(thresholds))
 
 
+def fold_rates(
+    distances: np.ndarray, is_same: np.ndarray, folds: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return true and false accept rates at the thresholds of `fold_accuracy`.
+
+    Parameters
+    ----------
+    distances, is_same, folds
+        As of `fold_accuracy`.
+
+    Returns
+    -------
+    tar, far : (thresholds,)
+        The means over the folds; a fold without pairs of a kind counts as 0 for that kind.
+    """
+    distances, is_same = _checked(distances, is_same)
+    is_accepted = distances[:, None] < ACCURACY_THRESHOLDS
+    rates = []
+    for _, fold in _split_into_folds(len(distances), min(folds, len(distances))):
+        of_kinds = (is_accepted[fold][is_same[fold] == kind] for kind in (True, False))
+        rates.append([kind.sum(axis=0) / max(len(kind), 1) for kind in of_kinds])
+    tar, far = np.mean(rates, axis=0)
+    return tar, far
+
+
 def _split_into_folds(count: int, folds: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
     """Yield the places of the other folds and of the fold itself, for each fold in file order."""
     from sklearn.model_selection import KFold  # takes half a second to import

@@ -23,6 +23,7 @@ import numpy as np
 from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.common.devices import usable_contexts
 from dsoftmax.recognition.common.preflight import mxnet
+from dsoftmax.recognition.common.symbols import load_symbol
 
 if TYPE_CHECKING:
     import mxnet as mx
@@ -258,10 +259,7 @@ class _SymbolModel(Model):
         symbol_path, params_path = name.files()
         _check_files(name)
         self._contexts = list(contexts)
-        try:
-            symbol = mx.sym.load(symbol_path)
-        except mx.MXNetError:
-            raise ValueError(f"{symbol_path}: not a symbol MXNet can read") from None
+        symbol = load_symbol(symbol_path)
         saved = {key.split(":", 1)[-1]: array for key, array in load_arrays(params_path).items()}
         output = _embedding_of(symbol, symbol_path)
         needed = set(output.list_inputs()) - {INPUT}

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from dsoftmax.recognition.common.files import open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 
@@ -70,7 +71,7 @@ class Templates(NamedTuple):
 def read_faces(path: str) -> Faces:
     """Read lines ``name x1 y1 … x5 y5 score``."""
     names, numbers = [], []
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -96,16 +97,16 @@ def read_members(path: str, names: list[str]) -> Members:
     """Read lines ``name template medium``, the names among `names`."""
     row_of = {name: row for row, name in enumerate(names)}
     table = []
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             try:
                 name, template, medium = line.split()
-                table.append((row_of[name], int(template), int(medium)))
+                table.append((row_of[name], np.int64(template), np.int64(medium)))
             except KeyError:
                 raise ValueError(
                     f"{path}: line {number}: {name!r} is not in the list of landmarks"
                 ) from None
-            except ValueError:
+            except (ValueError, OverflowError):
                 raise ValueError(
                     f"{path}: line {number} is not `name template medium`: {line.strip()!r}"
                 ) from None
@@ -138,13 +139,13 @@ def read_people(path: str) -> tuple[np.ndarray, np.ndarray]:
         Each template once.
     """
     people: dict[int, int] = {}
-    with open(path, encoding="utf-8-sig", newline="") as file:
+    with open_text(path, newline="") as file:
         for number, row in enumerate(csv.reader(file), 1):
             if not row:
                 continue
             try:
-                template, subject = int(float(row[0])), int(float(row[1]))
-            except (ValueError, IndexError):
+                template, subject = (int(np.int64(float(text))) for text in row[:2])
+            except (ValueError, OverflowError):
                 if number == 1:
                     continue
                 raise ValueError(

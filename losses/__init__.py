@@ -12,28 +12,22 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from dsoftmax.losses.presets import PRESETS
 from dsoftmax.recognition.common.preflight import check_mxnet
 
-# The public names and the modules they live in. A module is imported when its name is first used:
-# MXNet takes a second to load, and a command's --help needs no more than the losses' names.
+# The public names and the modules they live in; the presets know the criteria. A module is imported
+# when its name is first used: MXNet takes a second to load, and a command's --help needs no more
+# than the losses' names.
 _MODULES = {
-    "AdaFace": "criteria",
-    "ArcFace": "criteria",
-    "Combined": "criteria",
-    "CosFace": "criteria",
     "Criterion": "criteria",
-    "DSoftmax": "criteria",
-    "DSoftmaxArcFace": "criteria",
-    "DSoftmaxSoftmax": "criteria",
     "Head": "head",
     "HeadTrainer": "trainer",
     "NegativeLogSumExp": "log_sum_exp",
-    "Softmax": "criteria",
-    "SphereFace": "criteria",
     "create": "presets",
     "names": "presets",
     "register": "presets",
     "resolve": "presets",
+    **{preset.criterion: "criteria" for preset in PRESETS.values()},
 }
 __all__ = sorted(_MODULES)
 

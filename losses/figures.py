@@ -9,7 +9,7 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.kernels import NOTHING, from_numpy
-from dsoftmax.losses.log_sum_exp import NegativeSums
+from dsoftmax.losses.negatives import NegativeSums
 from dsoftmax.losses.step import StepInputs
 
 
@@ -24,7 +24,7 @@ class Figures(NamedTuple):
 
     def orthogonal_n(self) -> float:
         """Return what n would be if every negative were orthogonal to its sample."""
-        drawn, labels = self._count_negatives()
+        drawn, labels = self.inputs.count_negatives(self.num_classes)
         total = drawn * math.exp(self.inputs.draw.correction) + labels
         return math.log(total) if total else NOTHING
 
@@ -34,22 +34,13 @@ class Figures(NamedTuple):
         share = 1.0 if draw.samples is None else len(draw.samples) / len(labels)
         return share if draw.inter_weight is None else share * draw.inter_weight
 
-    def _count_negatives(self) -> tuple[int, int]:
-        """Count a sample's negatives: those that were drawn, and those that are labels."""
-        classes = self.inputs.draw.classes
-        if classes is None:
-            return 0, self.num_classes - 1
-        if not self.inputs.draw.labels_are_negatives:
-            return len(classes), 0
-        return len(classes), len(np.unique(self.inputs.labels)) - 1
-
     def stats(self) -> dict[str, float]:
         """Return the figures that `Head.stats` shows of every loss, by one read."""
         labels, draw, scale = self.inputs[:3]
         z_y, negatives = self.z_y, self.negatives
         if draw.samples is not None:
             z_y = nd.take(z_y, from_numpy(draw.samples, z_y.context))
-        count = sum(self._count_negatives()) * len(z_y)
+        count = sum(self.inputs.count_negatives(self.num_classes)) * len(z_y)
         touched = self.num_classes
         if draw.classes is not None:
             touched = len(draw.classes) + len(np.unique(labels))
@@ -72,8 +63,8 @@ class Figures(NamedTuple):
             "positive_cosine": positive,
             "negative_cosine": negative_sum / scale / max(count, 1),
             "max_negative_cosine": negative_max / scale,
-            "negatives": sum(self._count_negatives()),
-            "rows_touched": touched,
+            "negatives": sum(self.inputs.count_negatives(self.num_classes)),
+            "rows_touched": touched * self.inputs.subcentres,
         }
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+from typing import TYPE_CHECKING
 
 import numpy as np
 from mxnet import nd
@@ -23,6 +24,9 @@ from dsoftmax.losses.samplers import (
     generator,
 )
 from dsoftmax.losses.stores.base import ClassStore
+
+if TYPE_CHECKING:
+    from dsoftmax.losses.samplers import Rate
 
 PLANES = 256  # shared by all trees: one matrix product gives the sides of all
 DEEPEST = 16  # planes per tree: leaf numbers are uint16, which numpy sorts by radix
@@ -341,14 +345,19 @@ class ForestClasses(RandomClasses):
     def __init__(
         self,
         store: ClassStore,
-        sample_rate: float,
+        sample_rate: Rate,
         batch_classes: str,
         trees: int = 50,
         rebuild_every: int = 100,
         normalize: bool = True,
         seed: int = 0,
     ):
-        super().__init__(store.shape[0], sample_rate, batch_classes, None, seed)
+        if store.subcentres > 1:
+            raise ValueError(
+                "a forest looks for class weights, not for the nearest of several centres per "
+                "class: choose other negatives, or subcentres=1"
+            )
+        super().__init__(store.num_classes, sample_rate, batch_classes, None, seed)
         if trees < 1 or rebuild_every < 1:
             raise ValueError(
                 f"trees and rebuild_every must be 1 or more, not {trees} and {rebuild_every}"
@@ -365,7 +374,7 @@ class ForestClasses(RandomClasses):
         cls,
         setting: SamplerSetting,
         *,
-        sample_rate: float = PAPER_RATE,
+        sample_rate: Rate = PAPER_RATE,
         batch_classes: str | None = None,
         correction: None = None,
         trees: int = 50,
@@ -415,9 +424,8 @@ class ForestClasses(RandomClasses):
     def draw(self, step: int, labels: np.ndarray, embeddings=None) -> Draw:
         """Find the classes of a step; `labels` are (B,) int64, `embeddings` (B, D) NDArray."""
         unique = np.unique(labels)
-        count = self.count_random(len(unique))
-        # Each sample asks for its share, and one more for its own class.
-        each = -(-count // len(labels)) + 1
+        count = self.count_random(step, len(unique))
+        each = self._each(count, len(labels))
         if not step - step % self.rebuild_every <= self.built_at <= step:
             self._rebuild(step, each)
         near = self._nearest(embeddings.asnumpy(), each, unique, count)
@@ -428,6 +436,10 @@ class ForestClasses(RandomClasses):
             np.union1d(unique, near),
         )
         return Draw(np.union1d(near, fill), self.labels_are_negatives)
+
+    def _each(self, count: int, batch: int) -> int:
+        """Return how many classes a sample asks for: its share, and one more for its own class."""
+        return -(-count // batch) + 1
 
     def _rebuild(self, step: int, leaf: int) -> None:
         started = time.perf_counter()
@@ -452,6 +464,60 @@ class ForestClasses(RandomClasses):
 
     def __repr__(self) -> str:
         return (
-            f"{self.count} of {self.num_classes} classes, the nearest by {self.trees} trees, which "
+            f"{self.rate.describe(self.num_classes)}, the nearest by {self.trees} trees, which "
             f"are rebuilt every {self.rebuild_every} steps"
+        )
+
+
+class MixedClasses(ForestClasses):
+    """The batch's classes, the few nearest ones of each sample, and random ones up to the rate.
+
+    Hard negatives at a fraction of what a forest costs that has to find all of them.
+
+    Parameters
+    ----------
+    nearest : int
+        Classes of the forest per sample.
+    **options
+        As for `ForestClasses`.
+    """
+
+    def __init__(self, *args, nearest: int = 8, **options):
+        super().__init__(*args, **options)
+        if nearest < 1:
+            raise ValueError(f"nearest must be 1 or more, not {nearest}")
+        self.nearest = nearest
+
+    @classmethod
+    def make(
+        cls,
+        setting: SamplerSetting,
+        *,
+        sample_rate: Rate = PAPER_RATE,
+        batch_classes: str = "counted",
+        nearest: int = 8,
+        trees: int = 10,
+        rebuild_every: int = 100,
+    ) -> MixedClasses:
+        """Make the sampler of a head."""
+        return cls(
+            setting.store,
+            sample_rate,
+            batch_classes,
+            trees,
+            rebuild_every,
+            setting.normalize,
+            setting.seed,
+            nearest=nearest,
+        )
+
+    def _each(self, count: int, batch: int) -> int:
+        """Return how many classes a sample asks for, one more for its own class."""
+        return min(self.nearest + 1, super()._each(count, batch))
+
+    def __repr__(self) -> str:
+        return (
+            f"{self.rate.describe(self.num_classes)}, the {self.nearest} nearest of each sample "
+            f"by {self.trees} trees, which are rebuilt every {self.rebuild_every} steps, and "
+            "random ones"
         )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Iterator
 
 import mxnet as mx
@@ -11,6 +12,7 @@ from mxnet.gluon import Block
 
 from dsoftmax.losses.criteria import BatchContext, Criterion
 from dsoftmax.losses.kernels import SMALLEST_NORM, RowGradient, row_sum
+from dsoftmax.losses.reductions import Reduction
 from dsoftmax.losses.samplers import Sampler
 from dsoftmax.losses.step import StepInputs
 from dsoftmax.losses.stores.base import ClassStore
@@ -43,6 +45,9 @@ class Head(Block):
         Classes per product when n is computed, to save memory.
     seed : int
         Of the weights' initialization.
+    inter_filter : float, optional
+        A cosine above which a negative is taken for another image of the sample's own person under
+        a wrong label: its cosine counts as 0 and has no gradient. Partial FC has 0.4.
 
     Inputs:
         - **embeddings**: (B, D) float32, on any context.
@@ -61,14 +66,18 @@ class Head(Block):
         normalize: bool = True,
         chunk: int | None = None,
         seed: int = 0,
+        inter_filter: float | None = None,
     ):
         super().__init__()
+        if not isinstance(inter_filter, (int, float, type(None))):
+            raise ValueError(f"inter_filter must be a cosine like 0.4, not {inter_filter!r}")
         self.criterion = criterion
         self.sampler = sampler
         self.store = store
         self.normalize = normalize
         self.chunk = chunk
         self.seed = seed
+        self.inter_filter = inter_filter
         # Training batches so far, or announced updates: draws are a function of (seed, step).
         self.step = 0
         self._is_initialized = False
@@ -87,7 +96,7 @@ class Head(Block):
     @property
     def num_classes(self) -> int:
         """K."""
-        return self.store.shape[0]
+        return self.store.num_classes
 
     @property
     def embedding_size(self) -> int:
@@ -110,7 +119,10 @@ class Head(Block):
         return self.store.make_trainer(self, optimizer, optimizer_params or {})
 
     def class_weights(self) -> np.ndarray:
-        """Return all class weights, numpy (K, D), however they are split."""
+        """Return all class weights, numpy (K, D), however they are split.
+
+        With several centres per class they are (K × centres, D), those of a class neighbours.
+        """
         return self.store.read()
 
     def load_class_weights(self, array) -> None:
@@ -135,9 +147,10 @@ class Head(Block):
 
         All processes must call it; the first writes the file.
         """
-        if self.num_classes * self.embedding_size > LARGEST_ARRAY:
+        rows, width = self.store.shape
+        if rows * width > LARGEST_ARRAY:
             raise ValueError(
-                f"{self.num_classes} x {self.embedding_size} class weights are more than an MXNet "
+                f"{rows} x {width} class weights are more than an MXNet "
                 "array holds: save class_weights() with numpy"
             )
         weights = self.class_weights()
@@ -210,9 +223,18 @@ class Head(Block):
     def _describe_step(self, labels: np.ndarray, embeddings, for_training: bool) -> StepInputs:
         """Draw the negatives of a step."""
         draw = self.sampler.draw(self.step, labels, embeddings)
-        return StepInputs(
-            labels, draw, self.criterion.scale, self.normalize, self.chunk, for_training
+        inputs = StepInputs(
+            labels,
+            draw,
+            self.criterion.scale,
+            self.normalize,
+            self.chunk,
+            for_training,
+            follows_target=self.criterion.follows_target,
+            subcentres=self.store.subcentres,
         )
+        self.criterion.prepare(sum(inputs.count_negatives(self.num_classes)))
+        return inputs
 
     def _check_initialized(self) -> None:
         if not self._is_initialized:
@@ -229,25 +251,45 @@ class Head(Block):
         is_training = autograd.is_recording()
         if not is_training or self.sampler.needs_embeddings:
             check_lengths(norm.asnumpy())  # in training it is done later, see `read_loss`
+        is_announced = is_training and self._updates.awaits_batches
         with autograd.pause():
-            if is_training and self._updates.awaits_batches:
-                step = self._updates.run_announced(labels, embeddings.detach())
-            else:
+            if not is_announced:
                 inputs = self._describe_step(labels, embeddings.detach(), is_training)
-                step = self._updates.run(inputs, embeddings.detach())
+            learned = self._learned_numbers(norm.context, is_training)
+            batch = BatchContext(self.step, norm, is_training=is_training, learned=learned)
+            make_reduction = functools.partial(self._make_reduction, batch)
+            if is_announced:
+                step = self._updates.run_announced(labels, embeddings.detach(), make_reduction)
+            else:
+                step = self._updates.run(inputs, embeddings.detach(), make_reduction)
         z_y, n = step.record(embeddings)
-        batch = BatchContext(self.step, norm, step.inputs.draw.inter_weight, is_training)
+        batch = batch._replace(inter_weight=step.inputs.draw.inter_weight, z_y=step.z_y)
         arguments = self.criterion.arguments(batch)
         loss = self.criterion(z_y, n, sample_weight, *arguments)
         with autograd.pause():
             arguments = [argument.detach() for argument in arguments]
             parts = self.criterion.parts(nd, z_y.detach(), n.detach(), *arguments)
-            self._updates.latest.watch(loss, norm)
+            self._updates.latest.watch(loss, norm, learned)
         for name, part in zip(("intra", "inter"), parts):
             self._updates.latest.loss_parts[name].append(part)
         if is_training and not self._updates.awaits_batches:
             self.step += 1
         return loss
+
+    def _make_reduction(self, batch: BatchContext, z_y: nd.NDArray | None) -> Reduction:
+        """Ask the criterion how n is made; z_y, (B,), is None unless the criterion follows it."""
+        with autograd.record() if batch.is_training else autograd.pause():
+            reduction = self.criterion.reduction(batch._replace(z_y=z_y))
+        return reduction if self.inter_filter is None else reduction.filtered(self.inter_filter)
+
+    def _learned_numbers(self, context: mx.Context, is_training: bool) -> dict[str, nd.NDArray]:
+        """Return copies of the criterion's learned numbers, (1,) each, that receive gradients."""
+        copies = {}
+        for name in self.criterion.learned:
+            copies[name] = self.criterion.number(name, context).astype("float32")
+            if is_training:
+                copies[name].attach_grad()
+        return copies
 
     def read_loss(self) -> float:
         """Return the mean loss of the last batch, or of the micro-batches of the last update.
@@ -273,6 +315,13 @@ class Head(Block):
             As in `Update.weight_gradients`.
         """
         return self._updates.take_gradients()
+
+    def learned_gradients(self) -> dict[str, nd.NDArray]:
+        """Return the gradients to the criterion's learned numbers, (1,) each by name.
+
+        They are those of the update whose gradients to the class weights were taken last.
+        """
+        return self._updates.learned_gradients
 
     def _check_labels(self, labels) -> np.ndarray:
         labels = labels.asnumpy() if isinstance(labels, nd.NDArray) else np.asarray(labels)
@@ -327,10 +376,13 @@ class Head(Block):
         return {**stats, **self.sampler.stats}
 
     def __repr__(self) -> str:
+        below = "" if self.inter_filter is None else f" below a cosine of {self.inter_filter:g}"
+        if self.store.subcentres > 1:
+            below += f", the nearest of {self.store.subcentres} centres per class"
         chunk = f", {self.chunk} classes at a time" if self.chunk else ""
         return (
             f"Head({self.embedding_size} -> {self.num_classes}: {self.criterion!r} against "
-            f"{self.sampler!r}{chunk}; on {self.store.describe()})"
+            f"{self.sampler!r}{below}{chunk}; on {self.store.describe()})"
         )
 
 

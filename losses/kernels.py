@@ -17,6 +17,7 @@ from mxnet import nd
 from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses import operators
+from dsoftmax.losses.pieces import Piece, shape
 
 operators.load()
 
@@ -166,6 +167,8 @@ def probabilities_of(
     target_column: np.ndarray,
     offset: nd.NDArray | None,
     out: nd.NDArray,
+    pieces: tuple[Piece, ...] = (),
+    packed: nd.NDArray | None = None,
 ) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray]:
     """Make the probabilities of products with class weights, and the products' sums.
 
@@ -181,47 +184,178 @@ def probabilities_of(
     offset : (1, C) or None
         To be added to the logits, not in place.
     out : (B, C)
-        For the probabilities divided by the weights' norms; 0 for a sample's own class.
+        For the probabilities times the slopes of `pieces`, divided by the weights' norms; 0 for a
+        sample's own class.
+    pieces : tuple of Piece
+        What becomes of the logits before the sum, not in place.
+    packed : (B, 8 × pieces)
+        The pieces as `pack` returns them, if there are any and the operators serve the context.
 
     Returns
     -------
     n, total, largest : (B,) each
-        Over the logits but that of the own class: the log-sum-exp with the offset, and the sum and
-        the largest without it.
+        Over the logits but that of the own class: the log-sum-exp with pieces and offset, and the
+        sum and the largest without them.
     """
     context, (batch, classes) = logits.context, logits.shape
     if operators.serve(context):
         inverse = nd.ones((classes, 1), ctx=context) if inverse is None else inverse
         offset = nd.zeros((1, classes), ctx=context) if offset is None else offset
-        target_column = from_numpy(target_column, context)
-        sums = [nd.empty((batch,), ctx=context) for _ in range(3)]
-        nd._internal._dsoftmax_probabilities(
-            logits, inverse, target_column, offset, out=[out, *sums]
-        )
-        return tuple(sums)
-    if inverse is not None:
-        nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
-    total = row_sum(logits).reshape(-1)
-    samples = np.flatnonzero(target_column >= 0)
-    if len(samples):
-        # Not by gather_nd: on a GPU it waits, to check its indices.
-        masked = nd.pick(logits, from_numpy(np.maximum(target_column, 0), context))
-        total = total - masked * from_numpy(target_column >= 0, context, "float32")
-        places = from_numpy(np.stack([samples, target_column[samples]]), context)
-        nothing = nd.full((len(samples),), NOTHING, ctx=context)
-        nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
+        inputs = [logits, inverse, from_numpy(target_column, context), offset]
+        outputs = [out, *(nd.empty((batch,), ctx=context) for _ in range(3))]
+        if pieces:
+            nd._internal._dsoftmax_shaped_probabilities(*inputs, packed, out=outputs)
+        else:
+            nd._internal._dsoftmax_probabilities(*inputs, out=outputs)
+        return tuple(outputs[1:])
+    total = _scale_columns(logits, inverse, target_column)
+    shaped, slope = logits, None
+    if pieces:
+        shaped, slope = shape(logits, pieces)
+        _mask(shaped, target_column)
+    _mask(logits, target_column)
     top = largest = row_max(logits)
-    if offset is None:
-        nd.softmax(logits, out=out)
-    else:
-        corrected = nd.broadcast_add(logits, offset, out=out)
-        top = row_max(corrected)
-        nd.softmax(corrected, out=out)
+    if offset is not None:
+        shaped = nd.broadcast_add(shaped, offset, out=out)
+    if shaped is not logits:
+        top = row_max(shaped)
+    nd.softmax(shaped, out=out)
     # The largest probability is exp(largest logit - n). Maxima overlook a NaN, sums don't.
     n = top - nd.log(row_max(out)) + 0 * total
+    if slope is not None:
+        nd.elemwise_mul(out, slope, out=out)
     if inverse is not None:
         nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
     return n, total, largest
+
+
+def activations_of(
+    logits: nd.NDArray,
+    inverse: nd.NDArray | None,
+    target_column: np.ndarray,
+    offset: nd.NDArray | None,
+    bias: nd.NDArray,
+    out: nd.NDArray,
+    pieces: tuple[Piece, ...] = (),
+    packed: nd.NDArray | None = None,
+) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray, nd.NDArray]:
+    """Sum softplus(logit - bias) over products with class weights, and make its slopes.
+
+    Parameters
+    ----------
+    logits, inverse, target_column, pieces, packed
+        As for `probabilities_of`; packed even without pieces.
+    offset : (1, C) or None
+        The logarithms of factors of the sum's terms.
+    bias : (B,)
+    out : (B, C)
+        For the slopes of the sum to the logits, divided by the weights' norms; 0 for a sample's
+        own class.
+
+    Returns
+    -------
+    n, total, largest, mass : (B,) each
+        Over the logits but that of the own class: the sum, the sum and the largest of the logits
+        themselves, and minus the slope of n to the bias.
+    """
+    context, (batch, classes) = logits.context, logits.shape
+    if operators.serve(context):
+        inverse = nd.ones((classes, 1), ctx=context) if inverse is None else inverse
+        weight = nd.ones((1, classes), ctx=context) if offset is None else nd.exp(offset)
+        own = from_numpy(target_column, context)
+        outputs = [out, *(nd.empty((batch,), ctx=context) for _ in range(4))]
+        nd._internal._dsoftmax_activations(logits, inverse, own, weight, bias, packed, out=outputs)
+        return tuple(outputs[1:])
+    total = _scale_columns(logits, inverse, target_column)
+    shaped, slope = shape(logits, pieces) if pieces else (logits, None)
+    shifted = nd.broadcast_sub(shaped, bias.reshape((-1, 1)))
+    _mask(logits, target_column)
+    _mask(shifted, target_column)
+    nd.sigmoid(shifted, out=out)
+    nd.Activation(shifted, act_type="softrelu", out=shifted)
+    if offset is not None:
+        for array in (out, shifted):
+            nd.broadcast_mul(array, nd.exp(offset), out=array)
+    n, mass = row_sum(shifted).reshape(-1) + 0 * total, row_sum(out).reshape(-1)
+    if slope is not None:
+        nd.elemwise_mul(out, slope, out=out)
+    if inverse is not None:
+        nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
+    return n, total, row_max(logits), mass
+
+
+def _scale_columns(
+    logits: nd.NDArray, inverse: nd.NDArray | None, target_column: np.ndarray
+) -> nd.NDArray:
+    """Divide logits by the weights' norms, in place; return their sums but for the own class."""
+    if inverse is not None:
+        nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
+    total = row_sum(logits).reshape(-1)
+    has_target = target_column >= 0
+    if has_target.any():
+        # Not by gather_nd: on a GPU it waits, to check its indices.
+        own = nd.pick(logits, from_numpy(np.maximum(target_column, 0), logits.context))
+        total = total - own * from_numpy(has_target, logits.context, "float32")
+    return total
+
+
+def _mask(logits: nd.NDArray, target_column: np.ndarray) -> None:
+    """Set the logit of each sample's own class to `NOTHING`, in place."""
+    samples = np.flatnonzero(target_column >= 0)
+    if len(samples):
+        places = from_numpy(np.stack([samples, target_column[samples]]), logits.context)
+        nothing = nd.full((len(samples),), NOTHING, ctx=logits.context)
+        nd._internal._scatter_set_nd(logits, nothing, places, shape=logits.shape, out=logits)
+
+
+def nearest_of(
+    logits: nd.NDArray, inverse: nd.NDArray | None, centres: int
+) -> tuple[nd.NDArray, nd.NDArray]:
+    """Return the largest logit of each class, (B, C), and which of its centres has it, (B, C).
+
+    Parameters
+    ----------
+    logits : (B, C × centres)
+        Products with the weights, which are divided by their norms in place.
+    inverse : (C × centres, 1) or None
+        As returned by `inverse_norm`; None to keep the norms.
+    centres : int
+    """
+    if operators.serve(logits.context):
+        if inverse is None:
+            inverse = nd.ones((logits.shape[1], 1), ctx=logits.context)
+        return tuple(nd._internal._dsoftmax_nearest(logits, inverse, centres=centres))
+    if inverse is not None:
+        nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
+    by_class = logits.reshape((len(logits), -1, centres))
+    # Maxima overlook a NaN, sums don't.
+    largest = by_class.max(axis=2) + 0 * by_class.sum(axis=2)
+    return largest, by_class.argmax(axis=2)
+
+
+def spread_to(
+    out: nd.NDArray, slopes: nd.NDArray, place: nd.NDArray, inverse: nd.NDArray | None
+) -> None:
+    """Give the slope of each class, (B, C), to its nearest centre, divided by the weight's norm.
+
+    Parameters
+    ----------
+    out : (B, C × centres)
+        0 for the other centres.
+    slopes, place : (B, C)
+        The place is that of `nearest_of`.
+    inverse : (C × centres, 1) or None
+    """
+    if operators.serve(out.context):
+        if inverse is None:
+            inverse = nd.ones((out.shape[1], 1), ctx=out.context)
+        nd._internal._dsoftmax_spread(slopes, place, inverse, out=out)
+        return
+    centres = out.shape[1] // slopes.shape[1]
+    is_nearest = nd.one_hot(place, centres)
+    nd.broadcast_mul(is_nearest, slopes.expand_dims(2), out=out.reshape((*slopes.shape, centres)))
+    if inverse is not None:
+        nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
 
 
 def product_over_batch(

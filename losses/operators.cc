@@ -58,13 +58,64 @@ float squared_length(const float* row, int64_t width) {
   return sum;
 }
 
+// log(1 + x) for 0 <= x <= 1 by the series of 2 artanh(w), w = x / (2 + x) <= 1 / 3.
+inline float log_one_plus(float x) {
+  const float w = x / (2.0f + x), square = w * w;
+  float p = 1.0f / 15;
+  p = p * square + 1.0f / 13;
+  p = p * square + 1.0f / 11;
+  p = p * square + 1.0f / 9;
+  p = p * square + 1.0f / 7;
+  p = p * square + 1.0f / 5;
+  p = p * square + 1.0f / 3;
+  p = p * square + 1.0f;
+  return 2.0f * w * p;
+}
+
+// What becomes of a logit before the sum: nothing, or what pieces.py describes.
+
+struct Identity {
+  inline float value(float z) const { return z; }
+  inline float slope(float) const { return 1.0f; }
+};
+
+struct Piece {
+  float start, value[4], slope[3];
+};
+
+template <int count>
+struct Pieces {
+  Piece pieces[count];
+
+  explicit Pieces(const float* numbers) { std::memcpy(pieces, numbers, sizeof pieces); }
+
+  inline float value(float z) const {
+    float result = z;
+    for (int i = 0; i < count; ++i) {
+      const float* f = pieces[i].value;
+      result = z > pieces[i].start ? ((f[3] * z + f[2]) * z + f[1]) * z + f[0] : result;
+    }
+    return result;
+  }
+
+  inline float slope(float z) const {
+    float result = 1.0f;
+    for (int i = 0; i < count; ++i) {
+      const float* f = pieces[i].slope;
+      result = z > pieces[i].start ? (f[2] * z + f[1]) * z + f[0] : result;
+    }
+    return result;
+  }
+};
+
 struct Summary {
-  float total, largest, top;  // sum and largest of the logits, largest with the offset
+  float total, largest, top;  // sum and largest of the logits, largest of those shaped, with offset
 };
 
 // Divides the logits by the norms and looks at them.
-void scale(float* logits, const float* inverse, const float* offset, int64_t count,
-                  Summary* summary) {
+template <class Shape>
+void scale(float* logits, const float* inverse, const float* offset, const Shape shape,
+           int64_t count, Summary* summary) {
   float total = summary->total, largest = summary->largest, top = summary->top;
 #pragma omp simd reduction(+ : total) reduction(max : largest, top)
   for (int64_t j = 0; j < count; ++j) {
@@ -72,22 +123,51 @@ void scale(float* logits, const float* inverse, const float* offset, int64_t cou
     logits[j] = value;
     total += value;
     largest = std::max(largest, value);
-    top = std::max(top, value + offset[j]);
+    top = std::max(top, shape.value(value) + offset[j]);
   }
   *summary = {total, largest, top};
 }
 
-float exponentials(const float* logits, const float* offset, float largest, int64_t count,
-                          float* out) {
+// Returns the sum of the exponentials; `out` holds each times the slope.
+template <class Shape>
+float exponentials(const float* logits, const float* offset, const Shape shape, float largest,
+                   int64_t count, float* out) {
   float sum = 0;
 #pragma omp simd reduction(+ : sum)
   for (int64_t j = 0; j < count; ++j) {
-    const float shifted = logits[j] + offset[j] - largest;
+    const float shifted = shape.value(logits[j]) + offset[j] - largest;
     const float value = exp_of_negative(shifted) * (shifted >= kSmallestExponent);
-    out[j] = value;
+    out[j] = value * shape.slope(logits[j]);
     sum += value;
   }
   return sum;
+}
+
+struct Activity {
+  float total, largest, sum, mass;  // of the logits; of softplus and of its derivative
+};
+
+// Divides the logits by the norms and sums weight × softplus(shaped logit - bias).
+template <class Shape>
+void activate(float* logits, const float* inverse, const float* weight, float bias,
+              const Shape shape, int64_t count, float* out, Activity* activity) {
+  float total = activity->total, largest = activity->largest;
+  float sum = activity->sum, mass = activity->mass;
+#pragma omp simd reduction(+ : total, sum, mass) reduction(max : largest)
+  for (int64_t j = 0; j < count; ++j) {
+    const float z = logits[j] * inverse[j];
+    logits[j] = z;
+    total += z;
+    largest = std::max(largest, z);
+    const float x = shape.value(z) - bias, size = -std::fabs(x);
+    const float e = exp_of_negative(size) * (size >= kSmallestExponent);
+    const float inside = 1.0f / (1.0f + e);
+    const float share = weight[j] * (x >= 0 ? inside : e * inside);
+    sum += weight[j] * (std::max(x, 0.0f) + log_one_plus(e));
+    mass += share;
+    out[j] = share * shape.slope(z) * inverse[j];
+  }
+  *activity = {total, largest, sum, mass};
 }
 
 void divide(float* values, const float* inverse, float factor, int64_t count) {
@@ -202,7 +282,7 @@ MXReturnValue project(const Attributes&, Tensors* in, Tensors* out, const OpReso
 }
 
 // --- logits (B, C), inverse (C, 1), own (B,), offset (1, C)
-//     -> probabilities / norm (B, C), n (B,), total (B,), largest (B,)
+//     -> probabilities x slope / norm (B, C), n (B,), total (B,), largest (B,)
 // The logits are divided by the norms and masked in place; the offset is added on the way only.
 
 MXReturnValue probabilities_shape(const Attributes&, Shapes* in, Shapes* out) {
@@ -216,7 +296,9 @@ MXReturnValue probabilities_mutate(const Attributes&, std::vector<int>* mutated)
   return MX_SUCCESS;
 }
 
-MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+// `shape_of` makes the shape of a row's logits.
+template <class ShapeOf>
+void probabilities_of(Tensors* in, Tensors* out, const ShapeOf shape_of) {
   float* logits = (*in)[0].data<float>();
   const float* inverse = (*in)[1].data<float>();
   const int32_t* own = (*in)[2].data<int32_t>();
@@ -228,13 +310,14 @@ MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const 
 #pragma omp parallel for
   for (int64_t i = 0; i < rows; ++i) {
     float *z = logits + i * classes, *p = found + i * classes;
+    const auto shape = shape_of(i);
     // The own class is no negative: look at those before it and at those after it.
     const int64_t before = own[i] < 0 ? classes : own[i], after = std::min(before + 1, classes);
     Summary summary = {0, kNothing, kNothing};
-    scale(z, inverse, offset, before, &summary);
-    scale(z + after, inverse + after, offset + after, classes - after, &summary);
-    float sum = exponentials(z, offset, summary.top, before, p);
-    sum += exponentials(z + after, offset + after, summary.top, classes - after, p + after);
+    scale(z, inverse, offset, shape, before, &summary);
+    scale(z + after, inverse + after, offset + after, shape, classes - after, &summary);
+    float sum = exponentials(z, offset, shape, summary.top, before, p);
+    sum += exponentials(z + after, offset + after, shape, summary.top, classes - after, p + after);
     if (before < classes) {
       z[before] = kNothing;
       p[before] = 0;
@@ -244,6 +327,149 @@ MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const 
     total[i] = summary.total;
     largest[i] = summary.largest;
     divide(p, inverse, sum > 0 ? 1 / sum : 0, classes);
+  }
+}
+
+MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  probabilities_of(in, out, [](int64_t) { return Identity(); });
+  return MX_SUCCESS;
+}
+
+// --- the same with a fifth input, pieces (B, 8 x pieces)
+
+template <int count>
+struct PiecesOf {
+  const float* numbers;
+  Pieces<count> operator()(int64_t row) const { return Pieces<count>(numbers + 8 * count * row); }
+};
+
+const int kMostPieces = 3;  // of pieces.py
+
+template <int count>
+void shaped_probabilities_by(Tensors* in, Tensors* out) {
+  probabilities_of(in, out, PiecesOf<count>{(*in)[4].data<float>()});
+}
+
+MXReturnValue shaped_probabilities(const Attributes&, Tensors* in, Tensors* out,
+                                   const OpResource&) {
+  using By = void (*)(Tensors*, Tensors*);
+  const By by[kMostPieces] = {shaped_probabilities_by<1>, shaped_probabilities_by<2>,
+                              shaped_probabilities_by<3>};
+  by[(*in)[4].shape[1] / 8 - 1](in, out);
+  return MX_SUCCESS;
+}
+
+// --- logits (B, C), inverse (C, 1), own (B,), weight (1, C), bias (B,), pieces (B, 8 x pieces)
+//     -> slopes / norm (B, C), sum (B,), total (B,), largest (B,), mass (B,)
+// The sum is that of weight x softplus(shaped logit - bias), the mass that of its slopes to the bias.
+// The logits are divided by the norms and masked in place.
+
+MXReturnValue activations_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = (*in)[0];
+  for (int i = 1; i < 5; ++i) (*out)[i] = {(*in)[0][0]};
+  return MX_SUCCESS;
+}
+
+template <int count>
+void activations_by(Tensors* in, Tensors* out) {
+  float* logits = (*in)[0].data<float>();
+  const float* inverse = (*in)[1].data<float>();
+  const int32_t* own = (*in)[2].data<int32_t>();
+  const float *weight = (*in)[3].data<float>(), *bias = (*in)[4].data<float>();
+  const PiecesOf<count> shape_of = {(*in)[5].data<float>()};
+  float* found = (*out)[0].data<float>();
+  float *sum = (*out)[1].data<float>(), *total = (*out)[2].data<float>();
+  float *largest = (*out)[3].data<float>(), *mass = (*out)[4].data<float>();
+  const int64_t rows = (*in)[0].shape[0], classes = (*in)[0].shape[1];
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i) {
+    float *z = logits + i * classes, *p = found + i * classes;
+    const auto shape = shape_of(i);
+    const int64_t before = own[i] < 0 ? classes : own[i], after = std::min(before + 1, classes);
+    Activity activity = {0, kNothing, 0, 0};
+    activate(z, inverse, weight, bias[i], shape, before, p, &activity);
+    activate(z + after, inverse + after, weight + after, bias[i], shape, classes - after, p + after,
+             &activity);
+    if (before < classes) {
+      z[before] = kNothing;
+      p[before] = 0;
+    }
+    sum[i] = activity.sum + 0 * activity.total;
+    total[i] = activity.total;
+    largest[i] = activity.largest;
+    mass[i] = activity.mass;
+  }
+}
+
+MXReturnValue activations(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  using By = void (*)(Tensors*, Tensors*);
+  const By by[kMostPieces] = {activations_by<1>, activations_by<2>, activations_by<3>};
+  by[(*in)[5].shape[1] / 8 - 1](in, out);
+  return MX_SUCCESS;
+}
+
+// --- logits (B, C x centres), inverse (C x centres, 1)
+//     -> the largest of each class (B, C), which of its centres has it (B, C)
+// The logits are divided by the norms in place.
+
+float number(const Attributes& attributes, const char* name) {
+  return std::stof(attributes.at(name));
+}
+
+MXReturnValue nearest_shape(const Attributes& attributes, Shapes* in, Shapes* out) {
+  const unsigned int centres = number(attributes, "centres");
+  (*out)[0] = (*out)[1] = {(*in)[0][0], (*in)[0][1] / centres};
+  return MX_SUCCESS;
+}
+
+MXReturnValue nearest(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  float *logits = (*in)[0].data<float>(), *largest = (*out)[0].data<float>();
+  const float* inverse = (*in)[1].data<float>();
+  float* place = (*out)[1].data<float>();
+  const int64_t rows = (*out)[0].shape[0], classes = (*out)[0].shape[1];
+  const int64_t centres = (*in)[0].shape[1] / classes;
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i) {
+    float* z = logits + i * classes * centres;
+#pragma omp simd
+    for (int64_t j = 0; j < classes * centres; ++j) z[j] *= inverse[j];
+    for (int64_t j = 0; j < classes; ++j) {
+      const float* of_class = z + j * centres;
+      float best = of_class[0], at = 0, sum = of_class[0];
+      for (int64_t k = 1; k < centres; ++k) {
+        sum += of_class[k];
+        at = of_class[k] > best ? k : at;
+        best = std::max(best, of_class[k]);
+      }
+      largest[i * classes + j] = best + 0 * sum;  // the sum does not overlook a NaN
+      place[i * classes + j] = at;
+    }
+  }
+  return MX_SUCCESS;
+}
+
+// --- slopes (B, C), place (B, C), inverse (C x centres, 1)
+//     -> each slope divided by the norm at the place of its class, 0 elsewhere (B, C x centres)
+
+MXReturnValue spread_shape(const Attributes&, Shapes* in, Shapes* out) {
+  (*out)[0] = {(*in)[0][0], (*in)[2][0]};
+  return MX_SUCCESS;
+}
+
+MXReturnValue spread(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
+  const float *slopes = (*in)[0].data<float>(), *place = (*in)[1].data<float>();
+  const float* inverse = (*in)[2].data<float>();
+  float* found = (*out)[0].data<float>();
+  const int64_t rows = (*in)[0].shape[0], classes = (*in)[0].shape[1];
+  const int64_t centres = (*in)[2].shape[0] / classes;
+#pragma omp parallel for
+  for (int64_t i = 0; i < rows; ++i) {
+    float* row = found + i * classes * centres;
+    std::fill_n(row, classes * centres, 0.0f);
+    for (int64_t j = 0; j < classes; ++j) {
+      const int64_t at = j * centres + static_cast<int64_t>(place[i * classes + j]);
+      row[at] = slopes[i * classes + j] * inverse[at];
+    }
   }
   return MX_SUCCESS;
 }
@@ -300,10 +526,6 @@ MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResour
 
 // --- SGD on rows of weight (K, D), and momentum (K, D) if there is any, in place:
 //     gradient (n, D) - along (n, 1) * weight, rows (n,)  -> (1,), which says nothing
-
-float number(const Attributes& attributes, const char* name) {
-  return std::stof(attributes.at(name));
-}
 
 Sgd sgd_of(const Attributes& attributes) {
   return {number(attributes, "lr"), number(attributes, "momentum"), number(attributes, "wd"),
@@ -576,6 +798,33 @@ REGISTER_OP(_dsoftmax_probabilities)
     .setInferType(all_float<4>)
     .setInferShape(probabilities_shape)
     .setMutateInputs(probabilities_mutate);
+
+REGISTER_OP(_dsoftmax_shaped_probabilities)
+    .setForward(shaped_probabilities, "cpu")
+    .setParseAttrs(count<5, 4>)
+    .setInferType(all_float<4>)
+    .setInferShape(probabilities_shape)
+    .setMutateInputs(probabilities_mutate);
+
+REGISTER_OP(_dsoftmax_activations)
+    .setForward(activations, "cpu")
+    .setParseAttrs(count<6, 5>)
+    .setInferType(all_float<5>)
+    .setInferShape(activations_shape)
+    .setMutateInputs(probabilities_mutate);
+
+REGISTER_OP(_dsoftmax_nearest)
+    .setForward(nearest, "cpu")
+    .setParseAttrs(count<2, 2>)
+    .setInferType(all_float<2>)
+    .setInferShape(nearest_shape)
+    .setMutateInputs(probabilities_mutate);
+
+REGISTER_OP(_dsoftmax_spread)
+    .setForward(spread, "cpu")
+    .setParseAttrs(count<3, 1>)
+    .setInferType(all_float<1>)
+    .setInferShape(spread_shape);
 
 REGISTER_OP(_dsoftmax_along)
     .setForward(along, "cpu")

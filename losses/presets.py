@@ -25,16 +25,22 @@ if TYPE_CHECKING:
     from dsoftmax.losses.stores.base import ClassStore
     from dsoftmax.recognition.common.distributed.group import Group
 
+CRITERIA = "dsoftmax.losses.criteria."
 # The choices of negatives. The keyword arguments of a sampler's `make` are its options.
 NEGATIVES = {
     "all": "dsoftmax.losses.samplers.AllClasses",
     "classes": "dsoftmax.losses.samplers.RandomClasses",
     "rows": "dsoftmax.losses.samplers.RandomRows",
     "forest": "dsoftmax.losses.forest.ForestClasses",
+    "batch": "dsoftmax.losses.samplers.BatchClasses",
+    "mixed": "dsoftmax.losses.forest.MixedClasses",
 }
 DEFAULT_SCALE = 64  # insightface's
 PAPER = {"scale": 32}
-OF_EVERY_LOSS = ("weight", "batch_axis")  # Gluon's parameters, which a head does not pass on
+GLUON = ("weight", "batch_axis")  # parameters of Gluon's losses, which a head does not pass on
+# Options of the head, whatever its criterion and its negatives.
+OF_HEAD = {"normalize": True, "inter_filter": None}
+OF_EVERY_LOSS = {**OF_HEAD, "subcentres": 1}
 
 
 @dataclass(frozen=True)
@@ -62,10 +68,17 @@ PRESETS = {
     "softmax": Preset("Softmax", options={"scale": 1, "normalize": False}),
     "nsoftmax": Preset("Softmax", title="NormFace"),
     "sphereface": Preset("SphereFace", options=PAPER),
+    "sphereface_r": Preset("SphereFaceR", options={"scale": 30}, title="SphereFace-R"),
     "cosface": Preset("CosFace"),
     "arcface": Preset("ArcFace"),
     "combined": Preset("Combined", title="Combined Margin"),
     "adaface": Preset("AdaFace"),
+    "magface": Preset("MagFace"),
+    "mv_softmax": Preset("MVSoftmax", options={"scale": 32}, title="MV-Softmax"),
+    "curricularface": Preset("CurricularFace"),
+    "circle": Preset("Circle", options={"scale": 256}, title="Circle loss"),
+    "uniface": Preset("UniFace"),
+    "sphereface2": Preset("SphereFace2", options={"scale": 40}),
     "dsoftmax": Preset("DSoftmax", options=PAPER, title="D-Softmax"),
     "dsoftmax_b": Preset("DSoftmax", "rows", PAPER, "D-Softmax-B"),
     "dsoftmax_k": Preset("DSoftmax", "classes", PAPER, "D-Softmax-K"),
@@ -97,7 +110,7 @@ def register(name: str, criterion: type[Criterion], negatives: str = "all", **op
         A new one.
     criterion : type of Criterion
         The parameters of its constructor are the options of the loss.
-    negatives : {"all", "classes", "rows", "forest"}
+    negatives : {"all", "classes", "rows", "forest", "batch", "mixed"}
     **options
         Defaults that differ from the constructor's.
 
@@ -108,7 +121,7 @@ def register(name: str, criterion: type[Criterion], negatives: str = "all", **op
     """
     known = PRESETS.get(name)
     # A configuration may be loaded twice, and then registers its classes again.
-    is_again = known is not None and _name_of(known.criterion) == _name_of(criterion)
+    is_again = known is not None and _same_name(_class_of(known.criterion), criterion)
     if known is not None and not is_again:
         raise ValueError(f"there is a loss {name!r} already: choose another name")
     preset = Preset(criterion, negatives, options)
@@ -116,10 +129,12 @@ def register(name: str, criterion: type[Criterion], negatives: str = "all", **op
     PRESETS[name] = preset
 
 
-def _name_of(criterion: str | type[Criterion]) -> str:
-    if isinstance(criterion, str):
-        return f"dsoftmax.losses.criteria.{criterion}"
-    return f"{criterion.__module__}.{criterion.__qualname__}"
+def _class_of(criterion: str | type[Criterion]) -> type[Criterion]:
+    return _import(CRITERIA + criterion) if isinstance(criterion, str) else criterion
+
+
+def _same_name(one: type, other: type) -> bool:
+    return (one.__module__, one.__qualname__) == (other.__module__, other.__qualname__)
 
 
 @dataclass(frozen=True)
@@ -137,7 +152,7 @@ class LossSpec:
         A key of `NEGATIVES`.
     sampler : type of Sampler
     options : dict
-        Every option of criterion and sampler, and ``normalize``, with its value.
+        Every option of criterion and sampler, and of every loss, with its value; `negatives`, too.
     """
 
     name: str
@@ -146,11 +161,20 @@ class LossSpec:
     negatives: str
     sampler: type[Sampler]
     options: dict[str, Any]
+    has_classes = True  # unlike a triplet loss
 
     @property
     def sampled_share(self) -> float | None:
-        """The share of the classes whose weights a step uses; None for all of them."""
-        return self.options["sample_rate"] if self.sampler.is_sparse else None
+        """The largest share of the classes whose weights a step uses; None for all of them.
+
+        Those of the batch itself are not counted.
+        """
+        if not self.sampler.is_sparse:
+            return None
+        from dsoftmax.losses.samplers import SampleRate
+
+        rate = self.options.get("sample_rate")  # there is none for the classes of the batch alone
+        return 0.0 if rate is None else max(SampleRate(rate).rates)
 
     def make_criterion(self) -> Criterion:
         """Make the criterion."""
@@ -177,9 +201,9 @@ def resolve(
         One of `names`.
     options : dict
         What differs from the preset's values.
-    negatives : {"all", "classes", "rows", "forest"}, optional
-        Another choice of negatives than the preset's. A ``sample_rate`` for a preset of all
-        classes samples classes.
+    negatives : {"all", "classes", "rows", "forest", "batch", "mixed"}, optional
+        Another choice of negatives than the preset's; also as an option. A ``sample_rate`` for a
+        preset of all classes samples classes.
 
     Raises
     ------
@@ -201,17 +225,17 @@ def resolve(
 
 
 def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str | None) -> LossSpec:
+    options = dict(options)
+    negatives = options.pop("negatives", negatives)
     if negatives is None:
         is_sampled = preset.negatives == "all" and "sample_rate" in options
         negatives = "classes" if is_sampled else preset.negatives
     if negatives not in NEGATIVES:
         raise ValueError(f"negatives must be one of {', '.join(NEGATIVES)}, not {negatives!r}")
     check_mxnet()
-    criterion = preset.criterion
-    if isinstance(criterion, str):
-        criterion = _import(_name_of(criterion))
+    criterion = _class_of(preset.criterion)
     sampler = _import(NEGATIVES[negatives])
-    defaults = {**_criterion_options(criterion), **_sampler_options(sampler), "normalize": True}
+    defaults = {**_criterion_options(criterion), **_sampler_options(sampler), **OF_EVERY_LOSS}
     chosen = {**preset.options, **options}
     unknown = sorted(set(chosen) - set(defaults))
     if unknown:
@@ -221,7 +245,8 @@ def _resolve(name: str, preset: Preset, options: dict[str, Any], negatives: str 
             f"{what} has no option {', '.join(unknown)}{did_you_mean(unknown[0], sorted(legal))}"
         )
     title = preset.title or criterion.__name__
-    return LossSpec(name, title, criterion, negatives, sampler, {**defaults, **chosen})
+    values = {**defaults, **chosen, "negatives": negatives}
+    return LossSpec(name, title, criterion, negatives, sampler, values)
 
 
 def default_options(name: str) -> dict[str, Any]:
@@ -230,18 +255,19 @@ def default_options(name: str) -> dict[str, Any]:
     Examples
     --------
     >>> default_options("cosface")
-    {'scale': 64, 'm3': 0.35, 'normalize': True}
+    {'scale': 64, 'm3': 0.35, 'normalize': True, 'inter_filter': None, 'subcentres': 1,
+     'negatives': 'all'}
     """
     preset = PRESETS[name]
     if isinstance(preset.criterion, str):
-        options = signatures.parameters(_name_of(preset.criterion), "__init__")
+        options = signatures.parameters(CRITERIA + preset.criterion, "__init__")
         options["scale"] = DEFAULT_SCALE
     else:
         options = _criterion_options(preset.criterion)
     options.update(signatures.parameters(NEGATIVES[preset.negatives], "make"))
-    for other in (*OF_EVERY_LOSS, "self", "cls", "setting"):
+    for other in (*GLUON, "self", "cls", "setting"):
         options.pop(other, None)
-    return {**options, "normalize": True, **preset.options}
+    return {**options, **OF_EVERY_LOSS, "negatives": preset.negatives, **preset.options}
 
 
 def _import(path: str) -> Any:
@@ -255,7 +281,7 @@ def _criterion_options(criterion: type[Criterion]) -> dict[str, Any]:
     return {
         parameter.name: DEFAULT_SCALE if parameter.name == "scale" else parameter.default
         for parameter in parameters
-        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in OF_EVERY_LOSS
+        if parameter.kind is not parameter.VAR_KEYWORD and parameter.name not in GLUON
     }
 
 
@@ -299,7 +325,7 @@ def create(
         Classes per product when n is computed: less memory, one more matrix product.
     seed : int
         Of the initialization and of everything that is drawn.
-    negatives : {"all", "classes", "rows", "forest"}, optional
+    negatives : {"all", "classes", "rows", "forest", "batch", "mixed"}, optional
         Another choice of negatives than the preset's. A `sample_rate` for a preset of all classes
         samples classes.
     group : Group, optional
@@ -311,10 +337,12 @@ def create(
         rounded at random, as a function of (seed, step, class), so that its mean is exact.
     **options
         ``scale``; of the criterion, such as ``d`` or ``m1, m2, m3``; of the negatives:
-        ``sample_rate``; for classes ``batch_classes`` ("excluded", "counted" or "added") and
-        ``correction`` (None or "logq"); for rows ``mean_over_rows``; for a forest
-        ``batch_classes``, ``trees`` and ``rebuild_every``. ``normalize=False`` takes inner products
-        instead of cosines.
+        ``sample_rate``, a number or a list of (step, rate); for classes ``batch_classes``
+        ("excluded", "counted" or "added") and ``correction`` (None or "logq"); for rows
+        ``mean_over_rows``; for a forest ``batch_classes``, ``trees`` and ``rebuild_every``; for
+        mixed negatives these and ``nearest``. ``normalize=False`` takes inner products
+        instead of cosines; ``inter_filter`` leaves out negatives above this cosine;
+        ``subcentres=j`` gives each class j centres, of which the nearest counts.
 
     Returns
     -------
@@ -332,6 +360,7 @@ def create(
     whole_number("num_classes", num_classes, 1)
     whole_number("embedding_size", embedding_size, 1)
     whole_number("seed", seed, 0)
+    whole_number("subcentres", spec.options["subcentres"], 1)
     if chunk is not None:
         whole_number("chunk", chunk, 1)
     if store not in STORES:
@@ -352,12 +381,13 @@ def create(
     contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.current_context()])
     if any(context.device_type == "cpu" for context in contexts):
         operators.load_or_build()
-    weights = kind(num_classes, embedding_size, contexts, ALONE if group is None else group)
+    group = ALONE if group is None else group
+    weights = kind(num_classes, embedding_size, contexts, group, spec.options["subcentres"])
     return Head(
         spec.make_criterion(),
         spec.make_sampler(weights, seed),
         weights,
-        normalize=spec.options["normalize"],
         chunk=chunk,
         seed=seed,
+        **{name: spec.options[name] for name in OF_HEAD},
     )

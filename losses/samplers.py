@@ -1,4 +1,4 @@
-"""Which negatives enter n: all classes, random classes, or all classes for random samples.
+"""Which negatives enter n: all classes, random ones, the batch's own, or all for random samples.
 
 A draw is a function of (seed, step) and the batch's labels, the same for all devices: each device
 takes the classes of its shard. So results do not depend on how many devices there are.
@@ -6,16 +6,65 @@ takes the classes of its shard. So results do not depend on how many devices the
 
 from __future__ import annotations
 
+import bisect
 import math
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, List, NamedTuple, Tuple, Union
 
 import numpy as np
 
 if TYPE_CHECKING:
     from dsoftmax.losses.stores.base import ClassStore
 
+    Rate = Union[float, List[Tuple[int, float]]]
+
 PAPER_RATE = 1 / 64  # the paper's, and the default
 EXCLUDED, COUNTED, ADDED = BATCH_CLASSES = ("excluded", "counted", "added")
+
+
+class SampleRate:
+    """A share of the classes or samples, which may change during training.
+
+    Parameters
+    ----------
+    rate : float or list of (int, float)
+        In (0, 1]; or the steps from which on rates hold, in order, the first of them 0.
+
+    Examples
+    --------
+    >>> rate = SampleRate([(0, 0.1), (20000, 1.0)])
+    >>> rate.at(19999), rate.at(20000)
+    (0.1, 1.0)
+    """
+
+    def __init__(self, rate: Rate):
+        self.is_scheduled = isinstance(rate, (list, tuple))
+        pairs = rate if self.is_scheduled else [(0, rate)]
+        if not all(isinstance(pair, (list, tuple)) and len(pair) == 2 for pair in pairs):
+            raise ValueError(f"sample_rate must be a number or pairs (step, rate), not {rate!r}")
+        self.steps, self.rates = [int(step) for step, _ in pairs], [rate for _, rate in pairs]
+        for value in self.rates:
+            if not isinstance(value, (int, float)) or not 0 < value <= 1:
+                raise ValueError(f"sample_rate must lie in (0, 1], not {value!r}")
+        if not pairs or self.steps[0] != 0 or self.steps != sorted(set(self.steps)):
+            raise ValueError(
+                f"the steps of sample_rate must begin with 0 and rise, not be {self.steps}"
+            )
+
+    def at(self, step: int) -> float:
+        """Return the rate of a step."""
+        return self.rates[bisect.bisect_right(self.steps, step) - 1]
+
+    def count(self, step: int, of: int) -> int:
+        """Return how many of so many classes or samples a step takes, at least one."""
+        return max(1, round(self.at(step) * of))
+
+    def describe(self, of: int) -> str:
+        """Say how many of so many classes a step takes, and from which step on."""
+        first, *others = (
+            f"{self.count(step, of)} of {of} classes" + f" from step {step} on" * (step > 0)
+            for step in self.steps
+        )
+        return ", ".join([first, *others])
 
 
 class SamplerSetting(NamedTuple):
@@ -155,6 +204,19 @@ class AllClasses(Sampler):
         return "all classes"
 
 
+class BatchClasses(Sampler):
+    """The other classes of the batch are the negatives, and no class beside them."""
+
+    is_sparse = True
+
+    def draw(self, step: int, labels: np.ndarray, embeddings=None) -> Draw:
+        """Draw the negatives of a step; `labels` are (B,) int64."""
+        return Draw(np.empty(0, np.int64))
+
+    def __repr__(self) -> str:
+        return "the other classes of the batch"
+
+
 class RandomClasses(Sampler):
     """A random subset of the classes, drawn fresh each step.
 
@@ -164,8 +226,8 @@ class RandomClasses(Sampler):
     Parameters
     ----------
     num_classes : int
-    sample_rate : float
-        In (0, 1].
+    sample_rate : float or list of (int, float)
+        As for `SampleRate`.
     batch_classes : {"excluded", "counted", "added"}
         What the classes of the batch are to the negatives. "excluded": none of them is one, as in
         D-Softmax-K. "counted": all of them are, within ``round(rate * num_classes)``, as in Partial
@@ -175,6 +237,9 @@ class RandomClasses(Sampler):
         "logq" subtracts the log of a class's probability to be drawn from its logit, so that the
         expected sum is that over all classes.
     seed : int
+    may_take_all : bool
+        Whether a schedule that has come to all classes may use them where they are stored, instead
+        of a copy of all of them.
     """
 
     is_sparse = True
@@ -182,14 +247,14 @@ class RandomClasses(Sampler):
     def __init__(
         self,
         num_classes: int,
-        sample_rate: float,
+        sample_rate: Rate,
         batch_classes: str,
         correction: str | None = None,
         seed: int = 0,
+        may_take_all: bool = False,
     ):
         self.num_classes = num_classes
-        self.sample_rate = check_rate(sample_rate)
-        self.count = max(1, round(sample_rate * num_classes))
+        self.rate = SampleRate(sample_rate)
         if batch_classes not in BATCH_CLASSES:
             raise ValueError(
                 f"batch_classes must be one of {', '.join(BATCH_CLASSES)}, not {batch_classes!r}"
@@ -199,39 +264,49 @@ class RandomClasses(Sampler):
             raise ValueError(f"correction must be None or 'logq', not {correction!r}")
         self.correction = correction
         self.seed = seed
+        self._may_take_all = may_take_all and self.rate.is_scheduled
 
     @classmethod
     def make(
         cls,
         setting: SamplerSetting,
         *,
-        sample_rate: float = PAPER_RATE,
+        sample_rate: Rate = PAPER_RATE,
         batch_classes: str | None = None,
         correction: str | None = None,
     ) -> RandomClasses:
         """Make the sampler of a head."""
-        num_classes = setting.store.shape[0]
-        batch_classes = batch_classes or setting.usual_batch_classes
-        return cls(num_classes, sample_rate, batch_classes, correction, setting.seed)
+        return cls(
+            setting.store.num_classes,
+            sample_rate,
+            batch_classes or setting.usual_batch_classes,
+            correction,
+            setting.seed,
+            may_take_all=not setting.store.needs_sampled_classes,
+        )
 
     @property
     def labels_are_negatives(self) -> bool:
         """Whether the classes of the batch are negatives for the samples of other classes."""
         return self.batch_classes != EXCLUDED
 
-    def count_random(self, labels: int) -> int:
-        """Return how many classes are drawn beside so many distinct labels."""
-        count = max(0, self.count - labels) if self.batch_classes == COUNTED else self.count
+    def count_random(self, step: int, labels: int) -> int:
+        """Return how many classes a step draws beside so many distinct labels."""
+        count = self.rate.count(step, self.num_classes)
+        if self.batch_classes == COUNTED:
+            count = max(0, count - labels)
         return min(count, self.num_classes - labels)
 
     def warn_about(self, batch_size: int) -> str:
         """Say so if a batch may leave fewer random classes than it has classes itself."""
         labels = min(batch_size, self.num_classes)
-        count = self.count_random(labels)
+        step = min(self.rate.steps, key=self.rate.at)
+        count = self.count_random(step, labels)
         if self.batch_classes != COUNTED or count >= labels:
             return ""
+        total = self.rate.count(step, self.num_classes)
         return (
-            f"of the {self.count} classes of a step, up to {labels} are those of the batch and "
+            f"of the {total} classes of a step, up to {labels} are those of the batch and "
             f"only {count} are random: choose a larger sample_rate, smaller batches or "
             "batch_classes=added"
         )
@@ -239,7 +314,10 @@ class RandomClasses(Sampler):
     def draw(self, step: int, labels: np.ndarray, embeddings=None) -> Draw:
         """Draw the classes of a step; `labels` are (B,) int64."""
         unique = np.unique(labels)
-        count = self.count_random(len(unique))
+        count = self.count_random(step, len(unique))
+        is_all = self.labels_are_negatives and count + len(unique) == self.num_classes
+        if is_all and self._may_take_all:
+            return Draw()
         classes = draw_others(generator(self.seed, step), self.num_classes, count, unique)
         correction = 0.0
         if self.correction == "logq" and len(classes):
@@ -252,7 +330,7 @@ class RandomClasses(Sampler):
     def __repr__(self) -> str:
         kind = f"the batch's classes {self.batch_classes}"
         correction = ", logq-corrected" if self.correction else ""
-        return f"{self.count} of {self.num_classes} classes at random, {kind}{correction}"
+        return f"{self.rate.describe(self.num_classes)} at random, {kind}{correction}"
 
 
 class RandomRows(Sampler):
@@ -262,15 +340,15 @@ class RandomRows(Sampler):
 
     Parameters
     ----------
-    sample_rate : float
-        In (0, 1].
+    sample_rate : float or list of (int, float)
+        As for `SampleRate`.
     seed : int
     mean_over_rows : bool
         Divide the inter-class loss by the number of drawn samples instead of the batch size.
     """
 
-    def __init__(self, sample_rate: float, seed: int = 0, mean_over_rows: bool = False):
-        self.sample_rate = check_rate(sample_rate)
+    def __init__(self, sample_rate: Rate, seed: int = 0, mean_over_rows: bool = False):
+        self.rate = SampleRate(sample_rate)
         self.seed = seed
         self.mean_over_rows = mean_over_rows
 
@@ -279,7 +357,7 @@ class RandomRows(Sampler):
         cls,
         setting: SamplerSetting,
         *,
-        sample_rate: float = PAPER_RATE,
+        sample_rate: Rate = PAPER_RATE,
         mean_over_rows: bool = False,
     ) -> RandomRows:
         """Make the sampler of a head."""
@@ -287,17 +365,14 @@ class RandomRows(Sampler):
 
     def draw(self, step: int, labels: np.ndarray, embeddings=None) -> Draw:
         """Draw the samples of a step; `labels` are (B,) int64."""
-        count = max(1, round(self.sample_rate * len(labels)))
+        count = self.rate.count(step, len(labels))
         samples = generator(self.seed, step).choice(len(labels), count, replace=False)
         inter_weight = 1 / (count / len(labels)) if self.mean_over_rows else None
         return Draw(samples=np.sort(samples), inter_weight=inter_weight)
 
     def __repr__(self) -> str:
-        return f"all classes, for {self.sample_rate:g} of the samples at random"
-
-
-def check_rate(rate: float) -> float:
-    """Return a sampling rate, or raise."""
-    if not 0 < rate <= 1:
-        raise ValueError(f"sample_rate must lie in (0, 1], not {rate!r}")
-    return rate
+        rates = [
+            f"{rate:g}" + f" from step {step} on" * (step > 0)
+            for step, rate in zip(self.rate.steps, self.rate.rates)
+        ]
+        return f"all classes, for {', '.join(rates)} of the samples at random"

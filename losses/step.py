@@ -9,7 +9,7 @@ block by block.
 
 from __future__ import annotations
 
-from typing import Iterator, NamedTuple
+from typing import Callable, Iterator, NamedTuple, Optional
 
 import numpy as np
 from mxnet import nd
@@ -26,7 +26,8 @@ from dsoftmax.losses.kernels import (
     scale_rows,
     take_rows,
 )
-from dsoftmax.losses.log_sum_exp import BlockwiseLogSumExp, NegativeSums, combine_negatives
+from dsoftmax.losses.negatives import BlockwiseNegatives, NegativeSums, combine_negatives
+from dsoftmax.losses.reductions import Reduction
 from dsoftmax.losses.samplers import Draw
 from dsoftmax.losses.stores.base import ClassStore, Shard
 from dsoftmax.recognition.common.products import times
@@ -43,11 +44,32 @@ class StepInputs(NamedTuple):
     for_training: bool
     # Whether logits may be kept for the gradients to the class weights, or are computed again.
     keeps_logits: bool = True
+    # Whether n depends on z_y beside the logits of the negatives.
+    follows_target: bool = False
+    subcentres: int = 1  # rows of a class, of which the nearest counts
+
+    def count_negatives(self, num_classes: int) -> tuple[int, int]:
+        """Count a sample's negatives: those that were drawn, and those that are labels."""
+        classes = self.draw.classes
+        if classes is None:
+            return 0, num_classes - 1
+        if not self.draw.labels_are_negatives:
+            return len(classes), 0
+        return len(classes), len(np.unique(self.labels)) - 1
+
+    def rows_of(self, classes: np.ndarray, shard: Shard) -> np.ndarray:
+        """Return the rows of those of some classes that lie in a shard, counted from its first."""
+        first = classes * self.subcentres
+        first = first[shard.owned(first)] - shard.start
+        return (first[:, None] + np.arange(self.subcentres)).reshape(-1)
 
     def of_part(self, start: int, stop: int) -> StepInputs:
         """Return the description of the samples from `start` to `stop` alone."""
         draw = self.draw.of_part(start, stop)
         return self._replace(labels=self.labels[start:stop], draw=draw)
+
+
+ReductionMaker = Callable[[Optional[nd.NDArray]], Reduction]
 
 
 class ShardRows:
@@ -66,9 +88,10 @@ class ShardRows:
     Attributes
     ----------
     labels : (labels,) int64
-        Those of the samples' labels that lie in the shard, sorted, counted from its first class.
+        The rows of those of the samples' labels that lie in the shard, sorted, counted from its
+        first.
     class_rows : (rows,) int64 or None
-        The classes, counted likewise; None for all of the shard.
+        The rows of the classes, counted likewise; None for all of the shard.
     weight : (rows, D)
         There is none without rows.
     columns : int
@@ -76,21 +99,21 @@ class ShardRows:
     label_rows : (labels,) int64
         Where the rows of `labels` are.
     inverses : dict of int to (classes, 1)
-        1 / length of the rows, for each block of them that `BlockwiseLogSumExp` has used.
+        1 / length of the rows, for each block of them that `BlockwiseNegatives` has used.
     """
 
     def __init__(self, shard: Shard, width: int, inputs: StepInputs, workspace: Workspace):
         self.shard = shard
         self.inverses: dict[int, nd.NDArray] = {}
-        labels, draw = inputs.labels, inputs.draw
-        self.labels = np.unique(labels[shard.owned(labels)] - shard.start)
+        draw = inputs.draw
+        self.labels = inputs.rows_of(np.unique(inputs.labels), shard)
         if draw.classes is None:
             self.class_rows = None
             self.weight = shard.weight
             self.label_rows = self.labels
             self.row_count = self.columns = len(shard)
             return
-        others = draw.classes[shard.owned(draw.classes)] - shard.start
+        others = inputs.rows_of(draw.classes, shard)
         # Labels come last: their rows are one slice, whether they are negatives or not.
         self.class_rows = np.concatenate([others, self.labels])
         self.row_count = len(self.class_rows)
@@ -121,40 +144,51 @@ class ShardStep:
         self._rows = rows
         self._inputs = inputs
         self._workspace = workspace
-        self.samples = np.flatnonzero(self.shard.owned(inputs.labels))
-        owned = inputs.labels[self.samples] - self.shard.start
-        self._label_of_sample = np.searchsorted(rows.labels, owned)
+        first = inputs.labels * inputs.subcentres
+        self.samples = np.flatnonzero(self.shard.owned(first))
+        # The first row of each sample's class among `rows.labels`, and all pairs of a sample and
+        # such a row.
+        self._label_of_sample = np.searchsorted(rows.labels, first[self.samples] - self.shard.start)
+        centres = np.arange(inputs.subcentres)
+        self._row_of_pair = (self._label_of_sample[:, None] + centres).reshape(-1)
+        self._sample_of_pair = np.repeat(self.samples, inputs.subcentres)
         self._targets: tuple[nd.NDArray, ...] | None = None
-        has_negatives = rows.columns and not inputs.draw.is_empty
-        self._log_sum_exp = self._make_log_sum_exp() if has_negatives else None
+        self._is_nearest: nd.NDArray | None = None  # (samples, centres), if there are several
+        self._negatives: BlockwiseNegatives | None = None
 
-    def _make_log_sum_exp(self) -> BlockwiseLogSumExp:
+    def reduce_by(self, reduction: Reduction) -> None:
+        """Say how n is made of the logits of the negatives, if the shard has any in this step."""
         labels, draw, scale = self._inputs[:3]
         rows = self._rows
+        if not rows.columns or draw.is_empty:
+            return
         target_column = np.full(len(labels), -1, np.int64)
         if draw.labels_are_negatives:
             target_column[self.samples] = rows.label_rows[self._label_of_sample]
         unit = self.unit
         if draw.samples is not None:
             target_column, unit = target_column[draw.samples], take_rows(unit, draw.samples)
+            reduction = reduction.take(draw.samples)
         offset = None
         if draw.correction:
-            offset = np.zeros((1, rows.columns), np.float32)
-            offset[:, : rows.row_count - len(rows.labels)] = draw.correction
+            offset = np.zeros((1, rows.columns // self._inputs.subcentres), np.float32)
+            drawn = rows.row_count - len(rows.labels)
+            offset[:, : drawn // self._inputs.subcentres] = draw.correction
             offset = from_numpy(offset, self.shard.device, "float32")
-        return BlockwiseLogSumExp(
+        self._negatives = BlockwiseNegatives(
             scale * unit,
             rows.weight[: rows.columns],
             rows.inverses,
             target_column,
             offset,
+            reduction.bind(scale, len(unit), self.shard.device),
             self._inputs,
             self._workspace,
         )
 
     def negatives(self) -> NegativeSums | None:
         """Return the sums over the shard's negatives; None if it has none in this step."""
-        return self._log_sum_exp.forward() if self._log_sum_exp else None
+        return self._negatives.forward() if self._negatives else None
 
     def targets(self) -> tuple[nd.NDArray, nd.NDArray]:
         """Compute the cosines of the samples whose class is in the shard.
@@ -168,15 +202,22 @@ class ShardStep:
         unit, direction, inverse = self._take_targets()
         if inverse is not None:
             direction = scale_rows(direction, inverse)
-        return row_sum(unit * direction).reshape(-1), direction
+        cosine = row_sum(unit * direction).reshape(-1)
+        centres = self._inputs.subcentres
+        if centres == 1:
+            return cosine, direction
+        self._is_nearest = nd.one_hot(cosine.reshape((-1, centres)).argmax(axis=1), centres)
+        by_sample = scale_rows(direction, self._is_nearest.reshape(-1))
+        direction = by_sample.reshape((-1, centres, direction.shape[1])).sum(axis=1)
+        return cosine.reshape((-1, centres)).max(axis=1), direction
 
     def _take_targets(self) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray | None]:
-        """Return embeddings, weights and 1 / the weights' lengths of the samples in the shard."""
+        """Return embeddings, weights and 1 / the weights' lengths of the pairs in the shard."""
         if self._targets is None:
-            rows = self._rows.label_rows[self._label_of_sample]
+            rows = self._rows.label_rows[self._row_of_pair]
             weight = take_rows(self._rows.weight, rows)
             inverse = inverse_norm(weight) if self._inputs.normalize else None
-            self._targets = take_rows(self.unit, self.samples), weight, inverse
+            self._targets = take_rows(self.unit, self._sample_of_pair), weight, inverse
         return self._targets
 
     def weight_gradients(
@@ -202,9 +243,9 @@ class ShardStep:
         """
         rows = self._rows
         targets = self._target_gradient(grad_z_y) if len(self.samples) else None
-        if self._log_sum_exp:
-            for number, block in enumerate(self._log_sum_exp.blocks):
-                gradient = self._log_sum_exp.weight_gradient(number, grad_n, n)
+        if self._negatives:
+            for number, block in enumerate(self._negatives.blocks):
+                gradient = self._negatives.weight_gradient(number, grad_n, n)
                 inside = np.flatnonzero(
                     (rows.label_rows >= block.start) & (rows.label_rows < block.stop)
                 )
@@ -222,11 +263,16 @@ class ShardStep:
         """Return the gradient of z_y to the weights of the labels, (labels, D)."""
         device = self.shard.device
         unit, weight, inverse = self._take_targets()
-        grad_weight = scale_rows(unit, nd.take(grad_z_y, from_numpy(self.samples, device)))
+        grad_pair = nd.take(grad_z_y, from_numpy(self._sample_of_pair, device))
+        if self._inputs.subcentres > 1:
+            if self._is_nearest is None:
+                self.targets()
+            grad_pair = grad_pair * self._is_nearest.reshape(-1)
+        grad_weight = scale_rows(unit, grad_pair)
         if inverse is not None:
             grad_weight = project(grad_weight, weight, inverse)
         # A product with 0s and 1s adds up the samples of each class.
-        belongs = np.arange(len(self._rows.labels))[:, None] == self._label_of_sample
+        belongs = np.arange(len(self._rows.labels))[:, None] == self._row_of_pair
         out = nd.empty((len(self._rows.labels), grad_weight.shape[1]), ctx=device)
         times(from_numpy(belongs, device, "float32"), grad_weight, out)
         return out
@@ -248,10 +294,15 @@ class Step:
         One per shard, of the update.
     workspaces : list of Workspace
         One per shard.
+    make_reduction : function
+        Called with z_y, (B,), or with None unless the inputs say that n follows it; returns the
+        `Reduction`.
 
     Attributes
     ----------
     inputs : StepInputs
+    reduction : Reduction
+        Of the samples.
     shards : list of ShardStep
         Until `release`.
     z_y : (B,)
@@ -266,9 +317,11 @@ class Step:
         embeddings: nd.NDArray,
         rows: list[ShardRows],
         workspaces: list[Workspace],
+        make_reduction: ReductionMaker,
     ):
         self._store = store
         self.inputs = inputs
+        self._make_reduction = make_reduction
         self._context = embeddings.context
         self._leaves: tuple[nd.NDArray, nd.NDArray] | None = None
         inverse = inverse_norm(embeddings) if inputs.normalize else None
@@ -284,19 +337,34 @@ class Step:
 
     def _over_all_processes(self, unit: nd.NDArray) -> tuple[NegativeSums, nd.NDArray, nd.NDArray]:
         """Return the negatives' sums, z_y (B,) and its gradient to the normalised embeddings."""
-        negatives = self._over_shards(unit)
         z_y, directions = self._targets(unit)
         group = self._store.group
+        self._choose_reduction(z_y)
+        negatives = self._over_shards(unit)
         if group.size == 1:
             return negatives, z_y, directions
-        numbers = group.gather("log-sum-exps", nd.stack(*negatives[:3]))
-        parts = [NegativeSums(*part, None) for part in numbers.reshape((group.size, 3, -1))]
-        whole = combine_negatives(parts)
+        ours = negatives.numbers
+        numbers = group.gather("log-sum-exps", nd.stack(*ours))
+        parts = [NegativeSums(*part) for part in numbers.reshape((group.size, len(ours), -1))]
+        whole = combine_negatives(parts, self.reduction)
         vectors = [z_y, directions]
         if self.inputs.for_training:
-            vectors.append(scale_rows(negatives.grad_embedding, nd.exp(negatives.n - whole.n)))
+            share = self.reduction.share(negatives.n, whole.n)
+            vectors.append(scale_rows(negatives.grad_embedding, share))
         z_y, directions, *grads = group.sum_arrays("vectors", vectors)
         return whole._replace(grad_embedding=grads[0] if grads else None), z_y, directions
+
+    def _choose_reduction(self, z_y: nd.NDArray) -> None:
+        """Ask how n is made; z_y, (B,), is 0 for classes of other processes."""
+        followed = None
+        if self.inputs.follows_target:
+            followed = self._store.group.sum("target cosines", z_y.copy())
+            self._store.take_turns()
+        reduction = self._make_reduction(followed)
+        self._bias = reduction.bias
+        self.reduction = reduction.of_samples(len(z_y))
+        for shard_step in self.shards:
+            shard_step.reduce_by(self.reduction)
 
     def _over_shards(self, unit: nd.NDArray) -> NegativeSums:
         parts = []
@@ -306,12 +374,14 @@ class Step:
                 parts.append(part.as_in_context(self._context))
                 self._store.take_turns()
         if parts:
-            return combine_negatives(parts)
+            return combine_negatives(parts, self.reduction)
         samples = self.inputs.draw.samples
         count = len(unit) if samples is None else len(samples)
-        nothing = nd.full((count,), NOTHING, ctx=self._context)
+        n = nd.full((count,), self.reduction.nothing, ctx=self._context)
+        zero, no_logit = nd.zeros_like(n), nd.full((count,), NOTHING, ctx=self._context)
+        mass = None if self._bias is None else zero
         no_gradient = nd.zeros((count, unit.shape[1]), ctx=self._context)
-        return NegativeSums(nothing, nd.zeros_like(nothing), nothing, no_gradient)
+        return NegativeSums(n, zero, no_logit, mass, no_gradient)
 
     def _targets(self, unit: nd.NDArray) -> tuple[nd.NDArray, nd.NDArray]:
         """Return z_y, (B,), and its gradient, (B, D); 0 for classes of other processes."""
@@ -352,7 +422,7 @@ class Step:
     def record(self, embeddings: nd.NDArray) -> tuple[nd.NDArray, nd.NDArray]:
         """Return z_y and n, (B,) each, as functions of the embeddings in the graph MXNet records.
 
-        A sample without negatives has an n of -1e30.
+        A sample without negatives has an n of -1e30, or 0 if n is a plain sum.
         """
         values = (self.z_y, self.n_of_all_samples())
         if not self.inputs.for_training:
@@ -363,18 +433,26 @@ class Step:
             leaf.attach_grad()
             linear = row_sum(embeddings * grad).reshape(-1)
             outputs.append(value + (linear - linear.detach()) + leaf)
-        return tuple(outputs)
+        z_y, n = outputs
+        if self._bias is not None:
+            linear = nd.broadcast_mul(self._of_all_samples(self.negatives.mass, 0.0), self._bias)
+            n = n - (linear - linear.detach())
+        return z_y, n
 
     def n_of_all_samples(self) -> nd.NDArray:
-        """Return n, (B,); -1e30 for samples without negatives."""
-        samples, n = self.inputs.draw.samples, self.negatives.n
+        """Return n, (B,), also of samples without negatives."""
+        return self._of_all_samples(self.negatives.n, self.reduction.nothing)
+
+    def _of_all_samples(self, values: nd.NDArray, missing: float) -> nd.NDArray:
+        """Return a number per sample, (B,), from those of the samples that have negatives."""
+        samples = self.inputs.draw.samples
         if samples is None:
-            return n
-        nothing = np.full(len(self.inputs.labels), NOTHING, np.float32)
-        nothing[samples] = 0
+            return values
+        others = np.full(len(self.inputs.labels), missing, np.float32)
+        others[samples] = 0
         index = self._index(samples).reshape((1, -1))
-        n = nd.scatter_nd(n, index, shape=nothing.shape)
-        return n + from_numpy(nothing, self._context, "float32")
+        values = nd.scatter_nd(values, index, shape=others.shape)
+        return values + from_numpy(others, self._context, "float32")
 
     @property
     def went_backward(self) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, Any, Iterator
+from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -28,7 +28,43 @@ REFUSED_OPTIMIZERS = {
     "sgld": "its noise would depend on how the classes are split",
 }
 
+FACTS = "facts"  # the name of what is saved as JSON
 SAMPLER = "sampler_"  # how the names of the sampler's saved arrays begin
+
+
+class SavedStates(NamedTuple):
+    """What `HeadTrainer.save_states` saves.
+
+    Attributes
+    ----------
+    facts : dict
+        Numbers of optimizer, head and criterion.
+    arrays : dict of str to (K, D)
+        The optimizer's states, by the names that stores have for them.
+    sampler : dict of str to array
+        The sampler's state.
+    """
+
+    facts: dict[str, Any]
+    arrays: dict[str, Any]
+    sampler: dict[str, np.ndarray]
+
+    def content(self) -> dict[str, Any]:
+        """Return the arrays to write to a file, by name."""
+        sampler = {SAMPLER + name: array for name, array in self.sampler.items()}
+        facts = np.frombuffer(json.dumps(self.facts).encode(), np.uint8)
+        return {**self.arrays, **sampler, FACTS: facts}
+
+
+def read_states(path: str) -> SavedStates:
+    """Read what `HeadTrainer.save_states` saved; the optimizer's arrays are views of the file."""
+    content = map_arrays(path)  # memory may hold the optimizer's arrays once, not twice
+    if FACTS not in content:
+        raise ValueError(f"{path}: not the state of a head's trainer")
+    facts = json.loads(content.pop(FACTS).tobytes())
+    of_sampler = [name for name in content if name.startswith(SAMPLER)]
+    sampler = {name[len(SAMPLER) :]: np.array(content.pop(name)) for name in of_sampler}
+    return SavedStates(facts, content, sampler)
 
 
 class HeadTrainer:
@@ -103,7 +139,16 @@ class HeadTrainer:
             raise
         self._optimizer.rescale_grad = self._scale / batch_size
         self._update_all(gradients)
+        self._learn()
         self._updates += 1
+
+    def _learn(self) -> None:
+        """Update the learned numbers of the criterion, which every process has."""
+        optimizer = self._optimizer
+        gradients = self._head.learned_gradients()
+        scaled = {name: optimizer.rescale_grad * grad for name, grad in gradients.items()}
+        momentum = getattr(optimizer, "momentum", 0.0)
+        self._head.criterion.learn(scaled, self.learning_rate, momentum)
 
     def _update_all(self, gradients: Iterator[tuple[int, slice | np.ndarray, RowGradient]]) -> None:
         """Update the weights by the gradients of a step."""
@@ -175,11 +220,7 @@ class HeadTrainer:
         The other processes must call `assist_reading` while the first one reads the blocks.
         """
         store = self._head.store
-        content: dict[str, Any] = {
-            name: Blocks(store.shape, store.blocks(name)) for name in self._state_names()
-        }
-        for name, array in self._head.sampler.state.items():
-            content[SAMPLER + name] = array
+        arrays = {name: Blocks(store.shape, store.blocks(name)) for name in self._state_names()}
         facts = {
             "optimizer": type(self._optimizer).__name__,
             "num_update": self._updates,
@@ -187,8 +228,7 @@ class HeadTrainer:
             "step": self._head.step,
             "criterion": self._head.criterion.read_state(),
         }
-        content["facts"] = np.frombuffer(json.dumps(facts).encode(), np.uint8)
-        return content
+        return SavedStates(facts, arrays, self._head.sampler.state).content()
 
     def load_states(self, path: str) -> None:
         """Load what `save_states` saved, on any number of devices.
@@ -196,38 +236,33 @@ class HeadTrainer:
         All processes must call it; the first reads the file.
         """
         store, group = self._head.store, self._head.store.group
-        facts, arrays, sampler_state = self._read_file(path) if group.is_first else ({}, {}, {})
-        facts = group.gather_json("facts", facts)[0]
+        saved = self._read_file(path) if group.is_first else SavedStates({}, {}, {})
+        facts = group.gather_json("facts", saved.facts)[0]
         for name in self._state_names():
-            store.fill(arrays.get(name), name)
+            store.fill(saved.arrays.get(name), name)
         self._updates = self._optimizer.num_update = facts["num_update"]
         if self._optimizer.lr_scheduler is None:
             self._optimizer.lr = facts["learning_rate"]
         self._head.step = facts["step"]
         self._head.criterion.state.update(facts["criterion"])
-        self._head.sampler.load_state(group.broadcast("sampler", sampler_state))
+        self._head.sampler.load_state(group.broadcast("sampler", saved.sampler))
 
-    def _read_file(self, path: str) -> tuple[dict, dict[str, np.ndarray], dict[str, np.ndarray]]:
-        """Return the facts of a file, the optimizer's arrays (K, D) and the sampler's, by name."""
-        content = map_arrays(path)  # memory may hold the optimizer's arrays once, not twice
-        if "facts" not in content:
-            raise ValueError(f"{path}: not the state of a head's trainer")
-        facts = json.loads(content.pop("facts").tobytes())
-        if facts["optimizer"] != type(self._optimizer).__name__:
+    def _read_file(self, path: str) -> SavedStates:
+        """Read a file, and refuse one that another head or optimizer has saved."""
+        saved = read_states(path)
+        if saved.facts["optimizer"] != type(self._optimizer).__name__:
             raise ValueError(
-                f"{path}: the state is {facts['optimizer']}'s, not "
+                f"{path}: the state is {saved.facts['optimizer']}'s, not "
                 f"{type(self._optimizer).__name__}'s"
             )
-        of_sampler = [name for name in content if name.startswith(SAMPLER)]
-        sampler_state = {name[len(SAMPLER) :]: np.array(content.pop(name)) for name in of_sampler}
-        if set(content) != set(self._state_names()) or any(
-            len(array) != self._head.num_classes for array in content.values()
+        if set(saved.arrays) != set(self._state_names()) or any(
+            len(array) != self._head.store.shape[0] for array in saved.arrays.values()
         ):
             raise ValueError(
                 f"{path}: the state is not that of {self._head.num_classes} classes with these "
                 "options of the optimizer"
             )
-        return facts, content, sampler_state
+        return saved
 
     def _state_names(self) -> list[str]:
         """Return the names under which the store keeps the states of the optimizer."""

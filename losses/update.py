@@ -15,8 +15,9 @@ from mxnet import nd
 
 from dsoftmax.losses.figures import Figures
 from dsoftmax.losses.kernels import RowGradient, Workspace, from_numpy
-from dsoftmax.losses.log_sum_exp import NegativeSums
-from dsoftmax.losses.step import ShardRows, ShardStep, Step, StepInputs
+from dsoftmax.losses.negatives import NegativeSums
+from dsoftmax.losses.reductions import join
+from dsoftmax.losses.step import ReductionMaker, ShardRows, ShardStep, Step, StepInputs
 from dsoftmax.losses.stores.base import ClassStore
 
 SUPERSEDED_UPDATES = 4  # that are watched for a backward pass that comes too late
@@ -80,6 +81,7 @@ class Update:
         self._steps: list[Step] = []
         self._losses: list[nd.NDArray] = []  # (B, 2) of each batch: losses, embeddings' lengths
         self._mean_loss: float | None = None  # of them, once it was read
+        self._learned: list[dict[str, nd.NDArray]] = []  # the learned numbers that each batch used
         self.loss_parts: dict[str, list[nd.NDArray]] = {"intra": [], "inter": []}
 
     @property
@@ -102,7 +104,9 @@ class Update:
         """The number of batches that did not go backward."""
         return self.count - sum(step.went_backward for step in self._steps)
 
-    def run(self, labels: np.ndarray, embeddings: nd.NDArray) -> Step:
+    def run(
+        self, labels: np.ndarray, embeddings: nd.NDArray, make_reduction: ReductionMaker
+    ) -> Step:
         """Do the forward pass of the next batch."""
         number = len(self._steps)
         inputs = self._inputs.of_part(self._borders[number], self._borders[number + 1])
@@ -111,12 +115,21 @@ class Update:
                 f"micro-batch {number + 1} of {self.count} has other labels than begin_update was "
                 "given for it"
             )
-        step = Step(self._store, inputs, embeddings, self._rows, self._workspaces)
+        step = Step(self._store, inputs, embeddings, self._rows, self._workspaces, make_reduction)
         self._steps.append(step)
         return step
 
-    def watch(self, loss: nd.NDArray, lengths: nd.NDArray) -> None:
-        """Take up the loss of each sample of a batch and the lengths of its embeddings, (B,)."""
+    def watch(self, loss: nd.NDArray, lengths: nd.NDArray, learned: dict[str, nd.NDArray]) -> None:
+        """Take up what a batch has computed.
+
+        Parameters
+        ----------
+        loss, lengths : (B,)
+            The loss of each sample, and the length of its embedding.
+        learned : dict of str to (1,)
+            The copies of the criterion's learned numbers that receive this batch's gradients.
+        """
+        self._learned.append(learned)
         self._losses.append(nd.stack(loss.detach(), lengths.detach(), axis=1))
         self._mean_loss = None
 
@@ -134,6 +147,13 @@ class Update:
                 )
             self._mean_loss = float(numbers[:, 0].mean(dtype=np.float64))
         return self._mean_loss
+
+    def learned_gradients(self) -> dict[str, nd.NDArray]:
+        """Return the gradients to the criterion's learned numbers, (1,) each by name."""
+        return {
+            name: nd.add_n(*(learned[name].grad for learned in self._learned))
+            for name in self._learned[0]
+        }
 
     def release(self) -> list[Workspace]:
         """Give the memory back; from now on the update has no gradients to class weights."""
@@ -177,7 +197,9 @@ class Update:
         if len(parts) == 1:
             return parts[0]
         unit = _join([part.unit for part in parts])
-        return ShardStep(self._rows[number], self._inputs, unit, self._workspaces[number])
+        whole = ShardStep(self._rows[number], self._inputs, unit, self._workspaces[number])
+        whole.reduce_by(join([step.reduction for step in self._steps]))
+        return whole
 
     def figures(self) -> Figures:
         """Return what the figures of the batches so far are made of."""
@@ -189,8 +211,8 @@ class Update:
             step for step in self._steps if not is_partial or step.inputs.draw.samples is not None
         ]
         sums = zip(*(step.negatives[:3] for step in steps))
-        negatives = NegativeSums(*(_join(parts) for parts in sums), None)
-        return Figures(self._store.shape[0], inputs, z_y, negatives, self.loss_parts)
+        negatives = NegativeSums(*(_join(parts) for parts in sums))
+        return Figures(self._store.num_classes, inputs, z_y, negatives, self.loss_parts)
 
 
 def _join(parts) -> nd.NDArray:
@@ -217,6 +239,8 @@ class Updates:
     ----------
     latest : Update or None
         The one that the last batch, or the last evaluation, belongs to.
+    learned_gradients : dict of str to (1,)
+        Of the update whose gradients were taken last, to the criterion's learned numbers.
     """
 
     def __init__(self, store: ClassStore):
@@ -225,6 +249,7 @@ class Updates:
         self._superseded: list[Update] = []  # those before it whose gradients were not taken
         self._idle_workspaces: list[Workspace] | None = None
         self.latest: Update | None = None
+        self.learned_gradients: dict[str, nd.NDArray] = {}
 
     @property
     def awaits_batches(self) -> bool:
@@ -243,18 +268,22 @@ class Updates:
             self._retire(self._pending)
             self._pending = None
 
-    def run_announced(self, labels: np.ndarray, embeddings: nd.NDArray) -> Step:
+    def run_announced(
+        self, labels: np.ndarray, embeddings: nd.NDArray, make_reduction: ReductionMaker
+    ) -> Step:
         """Do the forward pass of the next micro-batch of the announced update."""
         self.latest = self._pending
-        return self._pending.run(labels, embeddings)
+        return self._pending.run(labels, embeddings, make_reduction)
 
-    def run(self, inputs: StepInputs, embeddings: nd.NDArray) -> Step:
+    def run(
+        self, inputs: StepInputs, embeddings: nd.NDArray, make_reduction: ReductionMaker
+    ) -> Step:
         """Do the forward pass of a batch, (B, D) embeddings against the class weights."""
         if inputs.for_training:
             self._refuse_pending("the next batch")
             self._supersede()
         update = self._make(inputs, [len(inputs.labels)], is_announced=False)
-        step = update.run(inputs.labels, embeddings)
+        step = update.run(inputs.labels, embeddings, make_reduction)
         if inputs.for_training:
             self._pending = update
         else:
@@ -339,6 +368,7 @@ class Updates:
         except ValueError:
             self._retire(update)
             raise
+        self.learned_gradients = update.learned_gradients()
         return self._gradients_of(update)
 
     def _gradients_of(

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import mxnet as mx
+import numpy as np
 
 from dsoftmax import losses
 from dsoftmax.eval.models import saved_epochs
+from dsoftmax.losses.triplet import TripletHead
 from dsoftmax.recognition import networks
 from dsoftmax.recognition.backbone import Backbone
 from dsoftmax.recognition.checkpoint import broadcast
+from dsoftmax.recognition.class_files import as_rows, class_weights_in_model, open_class_weights
 from dsoftmax.recognition.class_means import class_means
-from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.networks.files import load_parameters
 from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.settings import PRETRAINED_EPOCH, split_epoch
+from dsoftmax.recognition.teacher import Teacher
 from dsoftmax.recognition.trained import Trained
+from dsoftmax.recognition.triplets import TripletMiner
 
 INITIAL_DEVIATION = 0.01  # of class weights, as insightface's fc7
 
@@ -36,6 +40,8 @@ def build(plan: Plan) -> Trained:
         accumulates=s.accumulate > 1,
         group=plan.group,
     )
+    if not s.loss_spec().has_classes:
+        return Trained(backbone, *_make_triplets(plan, backbone))
     head = _make_head(plan)
     warning = head.sampler.warn_about(plan.batch_size)
     if warning:
@@ -74,17 +80,48 @@ def _make_head(plan: Plan) -> losses.Head:
     )
 
 
+def make_teacher(plan: Plan) -> Teacher | None:
+    """Load the network of ``--teacher``, if there is one."""
+    s = plan.settings
+    if not s.teacher:
+        return None
+    teacher = Teacher(
+        s.teacher,
+        s.teacher_weight,
+        s.embedding_size,
+        plan.pipeline.image_size,
+        plan.contexts,
+        plan.group,
+    )
+    plan.notes.append(f"teacher {s.teacher}, weight {s.teacher_weight:g}")
+    return teacher
+
+
+def _make_triplets(plan: Plan, backbone: Backbone) -> tuple[TripletHead, TripletMiner]:
+    s, spec = plan.settings, plan.settings.loss_spec()
+    miner = TripletMiner(backbone.embed, plan.pipeline, spec, s.per_batch_size)
+    if miner.bags.size < spec.options["bag_size"]:
+        plan.notes.append(
+            f"note: bags have {miner.bags.size} images instead of {spec.options['bag_size']}: "
+            f"there are no more, with {spec.options['images_per_identity']} per identity at most"
+        )
+    return TripletHead(spec, s.embedding_size, s.per_batch_size), miner
+
+
 def begin_new_run(plan: Plan, trained: Trained) -> None:
     """Give a run that resumes nothing its first parameters.
 
-    They come from ``--pretrained`` or are random; ``--init-classes mean`` replaces the class
-    weights. All processes must call this, and end with the first one's network.
+    They come from ``--pretrained`` or are random; ``--class-weights`` and ``--init-classes mean``
+    replace the class weights. All processes must call this, and end with the first one's network.
     """
     s, group = plan.settings, plan.group
     if s.pretrained:
         classes = _load_pretrained(plan, trained) if group.is_first else None
         if group.gather_json("has classes", classes is not None)[0]:
             trained.head.load_class_weights(classes)
+    if s.class_weights:
+        trained.head.load_class_weights(_open_classes(plan) if group.is_first else None)
+        plan.notes.append(f"class weights are from {s.class_weights}")
     if group.size > 1:  # the processes may have drawn different parameters
         first = broadcast(group, "parameters", trained.backbone.parameters())
         trained.backbone.load_parameters(first)
@@ -119,7 +156,22 @@ def _pretrained_file(plan: Plan) -> str:
     return f"{prefix}-{epoch:04d}.params"
 
 
-def _load_pretrained(plan: Plan, trained: Trained) -> mx.nd.NDArray | None:
+def _open_classes(plan: Plan) -> np.ndarray:
+    """Return the class weights of ``--class-weights``, (K, D)."""
+    s = plan.settings
+    try:
+        rows = open_class_weights(s.class_weights, plan.class_rows)
+        if rows.shape[1] != s.embedding_size:
+            raise ValueError(
+                f"{s.class_weights}: it holds class weights of width {rows.shape[1]}, and the "
+                f"embeddings have width {s.embedding_size} (--emb-size)"
+            )
+    except (ValueError, OSError) as error:
+        raise ValueError(f"--class-weights: {error}") from None
+    return rows.whole()
+
+
+def _load_pretrained(plan: Plan, trained: Trained) -> np.ndarray | None:
     """Load the network's parameters; return class weights, (K, D), if the file has fitting ones."""
     s, notes = plan.settings, plan.notes
     path = _pretrained_file(plan)
@@ -137,14 +189,25 @@ def _load_pretrained(plan: Plan, trained: Trained) -> mx.nd.NDArray | None:
             f"warning: {len(unexpected)} of its parameters are not used, such as "
             f"{_some(unexpected)}"
         )
-    classes = load_arrays(path).get("arg:fc7_weight")
-    if classes is None:
+    return _pretrained_classes(plan, path)
+
+
+def _pretrained_classes(plan: Plan, path: str) -> np.ndarray | None:
+    """Return the class weights of a model, (K, D), if it has fitting ones."""
+    parts = class_weights_in_model(path)
+    if not parts or plan.settings.class_weights or not plan.num_classes:
         return None
-    if classes.shape == trained.head.store.shape:
-        notes.append("class weights are from it, too")
-        return classes
-    notes.append(
-        f"warning: its class weights {classes.shape} do not fit these {plan.num_classes} classes: "
+    rows = as_rows(path, parts)
+    shape = (plan.class_rows, plan.settings.embedding_size)
+    try:
+        fitting = as_rows(path, parts, plan.class_rows)
+    except ValueError:
+        fitting = rows
+    if fitting.shape == shape:
+        plan.notes.append("class weights are from it, too")
+        return fitting.whole()
+    plan.notes.append(
+        f"warning: its class weights {rows.shape} do not fit these {plan.num_classes} classes: "
         "they begin at random"
     )
     return None

@@ -6,15 +6,22 @@ complete or absent. `states` says what its folder holds and checks it.
 
 from __future__ import annotations
 
+import math
 import os
-from typing import IO, Any, NamedTuple
+from typing import Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses.head import Head
-from dsoftmax.recognition.common.arrays import load_arrays, size_of, write_arrays
+from dsoftmax.recognition.common.arrays import (
+    Blocks,
+    load_arrays,
+    size_of,
+    write_arrays,
+    write_npy,
+)
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import atomic_folder, explain_full_disk
 from dsoftmax.recognition.states import (
@@ -24,6 +31,7 @@ from dsoftmax.recognition.states import (
     path_of,
     read_facts,
     set_aside,
+    shape_of_classes,
     sync_folder,
 )
 from dsoftmax.recognition.trained import Trained, diverged_classes
@@ -62,36 +70,31 @@ def save_state(
         "momenta.params": trained.backbone.momenta() or {"none": nd.zeros(1)},
         "head.states": trained.head_trainer.states(),
     }
-    needed = 4 * trained.head.num_classes * trained.head.embedding_size
+    needed = 4 * math.prod(trained.head.store.shape)
     needed += sum(map(size_of, arrays.values()))
     with explain_full_disk(path, needed), atomic_folder(path) as part:
         writer = StateWriter(part)
         with writer.file("classes.npy") as file:
-            _write_classes(file, trained.head, step)
+            write_npy(file, Blocks(trained.head.store.shape, _finite_blocks(trained.head, step)))
         for name, content in arrays.items():
             with writer.file(name) as file:
                 write_arrays(file, content)
         shape = {
             "num_classes": trained.head.num_classes,
             "embedding_size": trained.head.embedding_size,
+            "subcentres": trained.head.store.subcentres,
         }
         writer.describe({"step": step, **shape, **facts})
     sync_folder(folder)
     return path
 
 
-def _write_classes(file: IO[bytes], head: Head, step: int) -> None:
-    """Write class weights block by block: there may be no room for all of them twice."""
-    header = {
-        "descr": np.lib.format.dtype_to_descr(np.dtype(np.float32)),
-        "fortran_order": False,
-        "shape": (head.num_classes, head.embedding_size),
-    }
-    np.lib.format.write_array_header_1_0(file, header)
+def _finite_blocks(head: Head, step: int) -> Iterator[np.ndarray]:
+    """Yield class weights block by block: there may be no room for all of them twice."""
     for block in head.store.blocks():
         if not np.isfinite(block).all():
             raise diverged_classes(step)
-        file.write(np.ascontiguousarray(block))
+        yield block
 
 
 class Resumed(NamedTuple):
@@ -152,11 +155,11 @@ def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, A
     All processes must call this; the first one reads the files.
     """
     facts = group.gather_json("facts", read_facts(path) if group.is_first else {})[0]
-    shape = (facts["num_classes"], facts["embedding_size"])
-    if shape != trained.head.store.shape:
+    shape, expected = shape_of_classes(facts), trained.head.store.shape
+    if shape != expected:
         raise ValueError(
-            f"{path}: the state has {shape[0]} classes of width {shape[1]}, this run has "
-            f"{trained.head.store.shape[0]} of width {trained.head.store.shape[1]}"
+            f"{path}: the state has {shape[0]} class weights of width {shape[1]}, this run has "
+            f"{expected[0]} of width {expected[1]}"
         )
     parameters, momenta, classes = {}, {}, None
     if group.is_first:

@@ -16,6 +16,7 @@ from dsoftmax.losses import presets
 config = edict()
 config.bn_mom = 0.9
 config.emb_size = 512
+config.ckpt_embedding = True
 config.net_se = 0
 config.net_act = "prelu"
 config.net_unit = 3
@@ -59,6 +60,21 @@ network.y1 = edict(net_name="fmobilefacenet", emb_size=128, net_output="GDC")
 network.y2 = edict(
     net_name="fmobilefacenet", emb_size=256, net_output="GDC", net_blocks=[2, 8, 16, 4]
 )
+for depth in (121, 161, 169, 201):
+    network[f"d{depth}"] = edict(
+        net_name="fdensenet", num_layers=depth, per_batch_size=64, densenet_dropout=0.0
+    )
+for name, multiplier in {"m1": 1.0, "m05": 0.5}.items():
+    network[name] = edict(
+        net_name="fmobilenet", emb_size=256, net_output="GDC", net_multiplier=multiplier
+    )
+for name, multiplier in {"mnas": 1.0, "mnas05": 0.5, "mnas025": 0.25}.items():
+    network[name] = edict(
+        net_name="fmnasnet", emb_size=256, net_output="GDC", net_multiplier=multiplier
+    )
+network.vargfacenet = edict(
+    net_name="vargfacenet", emb_size=512, net_output="J", net_multiplier=1.25
+)
 network.tiny = edict(net_name="tiny", emb_size=128, net_output="J", net_act="relu")
 
 dataset = edict()
@@ -72,6 +88,17 @@ dataset.retina = edict(
 # The presets of dsoftmax.losses, with their own options; loss_<option> in an entry changes one.
 # In the configuration of a user, an entry may also be insightface's loss_name="margin_softmax".
 loss = edict({name: edict(loss_name=name) for name in presets.names()})
+# Triplets compare images with each other, and have no class weights.
+for name, alpha in {"triplet": 0.3, "atriplet": 0.35}.items():
+    loss[name] = edict(
+        loss_name=name,
+        images_per_identity=5,
+        triplet_alpha=alpha,
+        triplet_bag_size=7200,
+        triplet_max_ap=0.0,
+        per_batch_size=60,
+        lr=0.05,
+    )
 
 
 def generate_config(_network: str, _dataset: str, _loss: str) -> None:

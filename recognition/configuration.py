@@ -13,12 +13,12 @@ from easydict import EasyDict
 
 from dsoftmax.losses import presets
 from dsoftmax.recognition import config as shipped
+from dsoftmax.recognition import partial_fc
 
 PARTS = ("config", "default", "network", "dataset", "loss", "generate_config")
 # insightface's keys that nothing here reads: their defaults there, and what holds here instead.
 IGNORED = {
     "workspace": (256, "Gluon's convolutions have their own"),
-    "ckpt_embedding": (True, "models end at the embedding, and states hold the class weights"),
     "ce_loss": (True, "the loss is always logged"),
     "fc7_no_bias": (False, "classes never have a bias"),
     "count_flops": (True, "the network's FLOPs are always printed"),
@@ -28,8 +28,14 @@ IGNORED = {
 }
 
 
-def load_config(path: str | None) -> Any:
+def load_config(path: str | None, chosen: Mapping[str, str | None]) -> Any:
     """Load the configuration of a file, or ours, without the changes of an earlier run.
+
+    Parameters
+    ----------
+    path : str or None
+    chosen : mapping
+        ``network``, ``dataset`` and ``loss`` as the flags have them; None for a default.
 
     Returns
     -------
@@ -41,6 +47,8 @@ def load_config(path: str | None) -> Any:
     # Merging a run's choices into it changes it, also where a user's configuration imports it.
     importlib.reload(shipped)
     module = _execute(path) if path else shipped
+    if partial_fc.is_partial_fc(module):
+        raise ValueError(partial_fc.explain(module, path, chosen))
     missing = [name for name in PARTS if not hasattr(module, name)]
     if missing:
         raise ValueError(f"--config {path}: it has no {', '.join(missing)}")
@@ -62,8 +70,8 @@ def _execute(path: str) -> Any:
     sys.path.insert(0, folder)  # it may import files beside it
     try:
         spec.loader.exec_module(module)
-    except (SyntaxError, NameError, TypeError, ValueError, AttributeError, ImportError) as error:
-        raise ValueError(f"--config {path}: {error}") from None
+    except (Exception, SystemExit) as error:  # it is a program, which can raise anything
+        raise ValueError(f"--config {path}: {type(error).__name__}: {error}") from None
     finally:
         sys.path.remove(folder)
         for name in set(sys.modules) - known:  # another configuration may have others beside it

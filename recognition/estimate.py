@@ -7,12 +7,14 @@ from typing import NamedTuple
 import mxnet as mx
 import numpy as np
 
-from dsoftmax.losses.log_sum_exp import CACHED_CLASSES
+from dsoftmax.losses.negatives import CACHED_CLASSES
 from dsoftmax.losses.stores import find_store
 from dsoftmax.losses.stores.base import FLOAT_BYTES, StoreMemory
 
-KEPT_BESIDE_OUTPUTS = 1.5  # gradients reuse memory; what BatchNorm and the engine keep does not
-LOGITS_ALIVE = 3  # logits, probabilities, and a product on its way
+PROCESS_BYTES = 430_000_000  # of Python, MXNet, OpenCV and their like, measured
+KEPT_BESIDE_OUTPUTS = (
+    1.6  # measured: gradients reuse memory; what BatchNorm and the engine keep does not
+)
 
 
 class Estimate(NamedTuple):
@@ -69,6 +71,35 @@ class HeadSize(NamedTuple):
     momentum: float = 0.0
     keeps_logits: bool = True
 
+    @property
+    def used_rows(self) -> int:
+        """The most class rows that a step uses on one device."""
+        of_device = -(-self.num_classes // self.devices)
+        if self.sampled_share is None:
+            return of_device
+        sampled = round(of_device * self.sampled_share) + -(-self.batch_size // self.devices)
+        return max(min(sampled, of_device), 1)
+
+    @property
+    def is_fetched(self) -> bool:
+        """Whether class rows come from elsewhere than the device."""
+        return self.stored().device == 0
+
+    def working_bytes(self) -> tuple[int, int]:
+        """Return the bytes of a device for class rows and for logits, beside what is stored.
+
+        The class rows of a sampled step are copied. Gradients are made a block of classes at a
+        time, and one block more is on its way. Logits and probabilities are kept for all classes,
+        or are those of a block; the transposed probabilities are always those of a block.
+        """
+        used = self.used_rows
+        block = min(self.chunk or CACHED_CLASSES, used)
+        is_kept = self.keeps_logits and (self.chunk is None or block == used)
+        copied = 0 if self.sampled_share is None else used
+        rows = FLOAT_BYTES * self.embedding_size * (copied + 2 * block)
+        logits = FLOAT_BYTES * self.batch_size * (2 * (used if is_kept else block) + block)
+        return rows, logits
+
     def stored(self) -> StoreMemory:
         """Return the bytes of class weights and momenta, where they are stored."""
         return find_store(self.store, self.dtype).memory(
@@ -114,17 +145,12 @@ def of_device(
         if name not in is_variable
     )
     statistics = sum(int(np.prod(shape)) for shape in auxiliary)
-    class_rows = -(-head.num_classes // head.devices)
-    used = max(round(class_rows * (head.sampled_share or 1)), 1)
-    at_once = min(head.chunk or (used if head.keeps_logits else CACHED_CLASSES), used)
-    # The class rows in use are copied, have a gradient of the same size, and are copied once more,
-    # with their momenta, to be updated.
-    copied = (4 if head.momentum else 3) * used if head.sampled_share else 0
+    rows, logits = head.working_bytes()
     return Estimate(
         FLOAT_BYTES * (3 * parameters + statistics),
         int(KEPT_BESIDE_OUTPUTS * FLOAT_BYTES * produced),
-        head.stored().device + FLOAT_BYTES * head.embedding_size * copied,
-        LOGITS_ALIVE * FLOAT_BYTES * head.batch_size * at_once,
+        head.stored().device + rows,
+        logits,
     )
 
 

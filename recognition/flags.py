@@ -173,6 +173,30 @@ def _steps(text: str) -> tuple[int, ...]:
         ) from None
 
 
+def _number_or_learned(text: str) -> float | str:
+    try:
+        return text if text == "learned" else float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(
+            f"it is a number like 0.9, or learned, not {text!r}"
+        ) from None
+
+
+def _rates(text: str) -> float | list[tuple[int, float]]:
+    """Parse a rate, or a schedule like ``0:1/64,20000:1``."""
+    if ":" not in text:
+        return rate(text)
+    schedule = []
+    for part in text.split(","):
+        step, _, value = part.partition(":")
+        if not step.strip().isdigit():
+            raise argparse.ArgumentTypeError(
+                f"a schedule is STEP:RATE,STEP:RATE like 0:1/64,20000:1, not {text!r}"
+            )
+        schedule.append((int(step), rate(value)))
+    return schedule
+
+
 def _loss_option(text: str) -> tuple[str, Any]:
     name, is_pair, value = text.partition("=")
     if not is_pair or not name.isidentifier():
@@ -198,7 +222,8 @@ METAVARS = {
     int: "N",
     float: "X",
     image_size: "H,W",
-    rate: "RATE",
+    _number_or_learned: "X",
+    _rates: "RATE",
     _steps: "N,N",
     _loss_option: "NAME=VALUE",
 }
@@ -215,7 +240,7 @@ def _defaults_of_losses(option: str) -> str:
     if sum(map(len, losses_with.values())) == len(presets.names()):
         usual = max(losses_with, key=lambda value: len(losses_with[value]))
         del phrases[usual]
-        phrases[usual] = f"{usual} with any other loss"
+        phrases[usual] = f"{usual} with any {'other ' * bool(phrases)}loss"
     return "; ".join(phrases.values())
 
 
@@ -230,7 +255,7 @@ FLAGS = (
     Flag(
         "config",
         "",
-        "your own configuration, like insightface's config.py",
+        "your own configuration, like insightface's config.py; it is a program, and is run",
         setting=NO_SETTING,
         metavar="PATH",
     ),
@@ -312,6 +337,21 @@ FLAGS = (
         least=0,
         setting=NO_SETTING,
     ),
+    Flag(
+        "teacher",
+        "network",
+        "model whose embeddings the network stays close to: prefix,epoch",
+        default="",
+        metavar="PREFIX",
+    ),
+    Flag(
+        "teacher-weight",
+        "network",
+        "with --teacher: factor of the cosine distance in the loss",
+        float,
+        100.0,
+        least=0,
+    ),
     Flag("freeze-backbone", "network", "train class weights alone", bool, False),
     Flag("sync-bn", "network", "normalize over the batches of all devices; for GPUs", bool, False),
     Flag(
@@ -328,8 +368,8 @@ FLAGS = (
     Flag(
         "d",
         "loss",
-        "the cosine at which D-Softmax stops pulling a sample to its class",
-        float,
+        "the cosine at which D-Softmax stops pulling a sample to its class, or learned",
+        _number_or_learned,
         is_loss_option=True,
     ),
     Flag("m1", "loss", "factor of the angle", float, is_loss_option=True),
@@ -339,8 +379,8 @@ FLAGS = (
         "sample-rate",
         "loss",
         "share of the classes, or of the batch with dsoftmax_b, that a step samples, such as "
-        "1/64; any loss takes it",
-        rate,
+        "1/64; any loss takes it; 0:1/64,20000:1 changes it at step 20,000",
+        _rates,
         is_loss_option=True,
     ),
     Flag(
@@ -365,6 +405,14 @@ FLAGS = (
         "first class weights: random, or the mean embeddings of their images",
         default="normal",
         choices=("normal", "mean"),
+    ),
+    Flag(
+        "class-weights",
+        "class weights",
+        "first class weights from a file or a run: .npy, .params with fc7_weight, a run's folder, "
+        "Partial FC's folder",
+        default="",
+        metavar="PATH",
     ),
     Flag(
         "class-parallel",

@@ -25,6 +25,7 @@ METRICS = (
     "intra",
     "inter",
     "inter_above_floor",
+    "teacher",
     "positive_cosine",
     "negative_cosine",
     "max_negative_cosine",
@@ -201,7 +202,7 @@ def draw_curves(metrics: Sequence[dict], scores: Sequence[dict]) -> Figure | Non
         points = [(row["step"], row[name]) for row in rows if math.isfinite(row[name])]
         return _Line(label or name.replace("_", " "), points)
 
-    losses = ["loss", "intra", "inter_above_floor"]  # NaN where a loss has no such parts
+    losses = ["loss", "intra", "inter_above_floor", "teacher"]  # NaN where there is no such part
     targets = dict.fromkeys(row["target"] for row in scores)
     panels = {
         ("loss", "loss per image (nats)"): [column(name) for name in losses],

@@ -6,12 +6,12 @@ import json
 import os
 import signal
 import sys
-from typing import Any
+from typing import Any, Iterator
 
 import numpy as np
 from mxnet import autograd
 
-from dsoftmax.recognition.build import begin_new_run, build
+from dsoftmax.recognition.build import begin_new_run, build, make_teacher
 from dsoftmax.recognition.checkpoint import resume, save_state
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
@@ -27,7 +27,7 @@ from dsoftmax.recognition.trained import DivergedError, Trained
 
 
 class StopSignals:
-    """Remembers SIGTERM and SIGINT, so that a run can stop after a whole step.
+    """Remembers SIGTERM, SIGINT and SIGHUP, so that a run can stop after a whole step.
 
     As a context manager it handles the signals; the former handlers return at the end.
 
@@ -49,7 +49,10 @@ class StopSignals:
         self.received = self.agreed = 0
 
     def __enter__(self) -> StopSignals:
-        for number in (signal.SIGTERM, signal.SIGINT):
+        numbers = [signal.SIGTERM, signal.SIGINT]
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup wants it
+            numbers.append(signal.SIGHUP)
+        for number in numbers:
             self._former[number] = signal.signal(number, self._remember)
         return self
 
@@ -102,6 +105,7 @@ class Run:
             if self._lock and self._lock.warning:
                 self.plan.notes.append(self._lock.warning)
             self.trained: Trained = build(self.plan)
+            self._teacher = make_teacher(self.plan)
             self._models = Models(self.plan, self.trained)
             self._signals = StopSignals(group)
             self._begin()
@@ -176,7 +180,7 @@ class Run:
         return RunLog(settings.folder, self.step, total, settings.tensorboard, is_verified)
 
     def _train(self) -> None:
-        self._report = Report(self.plan, self.trained.head, self._log)
+        self._report = Report(self.plan, self.trained.head, self._log, self._teacher)
         if self._models.scores.awaits_verification:
             self._checkpoint()
         while self.step < self.plan.total_steps and not self._signals.agreed:
@@ -186,7 +190,7 @@ class Run:
     def _train_epoch(self) -> None:
         self._log.say("call reset()")
         batch_size = self.plan.batch_size
-        for batch in self.plan.pipeline.epoch(self.epoch, self._images_seen // batch_size):
+        for batch in self._batches(self._images_seen // batch_size):
             self._signals.exchange()
             loss = self.train_step(batch)
             self._images_seen += batch_size
@@ -198,6 +202,12 @@ class Run:
             if is_last or self._signals.agreed:
                 return
         self.epoch, self._images_seen = self.epoch + 1, 0
+
+    def _batches(self, start: int) -> Iterator[Batch]:
+        """Return the batches of the epoch from step `start` of it on."""
+        if self.trained.miner:
+            return self.trained.miner.epoch(self.epoch, start, self._log.say)
+        return self.plan.pipeline.epoch(self.epoch, start)
 
     def train_step(self, batch: Batch) -> float:
         """Do one step on this process's part of a batch; return the mean loss of the whole batch.
@@ -232,14 +242,21 @@ class Run:
     ) -> float:
         """Go forward and backward with all micro-batches; return the mean loss."""
         backbone, head, _ = self.trained
+        teacher = self._teacher
+        if teacher:
+            teacher.begin_step()
         try:
             for number, (part, part_labels) in enumerate(zip(images, labels)):
                 embeddings = backbone.forward(part, self._key(number))
+                targets = teacher.embed(part, embeddings.context) if teacher else None
                 with autograd.record():
                     loss = head(embeddings, part_labels)
+                    if teacher:
+                        loss = loss + teacher.loss(embeddings, targets)
                 loss.backward()
                 backbone.backward(embeddings.grad)
-            return head.read_loss()  # only now wait: the device still has to go backward
+            mean_loss = head.read_loss()  # only now wait: the device still has to go backward
+            return mean_loss + teacher.read_loss() if teacher else mean_loss
         except ValueError as error:
             raise DivergedError(self._diagnose(error, batch, rate)) from None
 
@@ -275,11 +292,13 @@ class Run:
             with AtomicFile(path, "w") as file:
                 json.dump(diagnosis, file)
         where = ", ".join([*names[:3], f"{len(names) - 3} more"] if len(names) > 3 else names)
+        scale = self.settings.loss_options.get("scale")
         return (
             f"step {self.step}: {error}; parameters that are not finite: {where or 'none'}; "
-            f"learning rate {rate:g}, scale {self.trained.head.criterion.scale:g}. The images of "
-            f"this batch are in {path}; nothing of it was saved. Try a lower --lr, --warmup-steps, "
-            "--clip-gradient or a smaller --scale, and --resume from the last state"
+            f"learning rate {rate:g}{f', scale {scale:g}' if scale else ''}. The images of this "
+            f"batch are in {path}; nothing of it was saved. Try a lower --lr, --warmup-steps, "
+            f"--clip-gradient{' or a smaller --scale' if scale else ''}, and --resume from the "
+            "last state"
         )
 
     # --- Between steps

@@ -7,9 +7,10 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Callable
 
 from dsoftmax.eval.pairs import Verification, verify
+from dsoftmax.recognition.common.arrays import Blocks
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.log import NoLog, RunLog
-from dsoftmax.recognition.networks.files import save_model
+from dsoftmax.recognition.networks.files import Classifier, save_model
 from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.trained import Trained
 
@@ -151,6 +152,15 @@ class Models:
     def save(self, number: int, step: int, log: RunLog | NoLog) -> None:
         """Save the model under a number. All processes must call this; the first one writes."""
         parameters = self._trained.finite_parameters(step)
-        if self._plan.group.is_first:
-            path = save_model(self._plan.network, self._plan.settings.prefix, number, parameters)
-            log.say(f"saved {path}")
+        plan, head = self._plan, self._trained.head
+        has_classes = not plan.settings.ckpt_embedding
+        if not plan.group.is_first:
+            if has_classes:
+                head.store.assist_reading()
+            return
+        classifier = None
+        if has_classes:
+            weights = Blocks(head.store.shape, head.store.blocks())
+            classifier = Classifier(weights, head.criterion.scale, head.normalize)
+        path = save_model(plan.network, plan.settings.prefix, number, parameters, classifier)
+        log.say(f"saved {path}")

@@ -11,6 +11,7 @@ import zlib
 import mxnet as mx
 import numpy as np
 
+from dsoftmax.losses.head import LARGEST_ARRAY
 from dsoftmax.recognition import estimate, networks
 from dsoftmax.recognition.common.devices import idle_gpus, usable_contexts
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
@@ -22,14 +23,13 @@ from dsoftmax.recognition.data.pipeline import Pipeline, TooFewImagesError
 from dsoftmax.recognition.data.records import Records
 from dsoftmax.recognition.flags import AUTO, MUST
 from dsoftmax.recognition.log import import_mxboard
+from dsoftmax.recognition.needs import Layout, head_size, splits_classes
 from dsoftmax.recognition.networks.files import to_symbol
 from dsoftmax.recognition.networks.flops import count_flops
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.schedule import learning_rate
 from dsoftmax.recognition.settings import Settings
 from dsoftmax.recognition.states import is_whole, list_states, read_facts
-
-MANY_CLASSES = 10_000  # from so many on, several devices share the class weights by default
 
 
 class Plan:
@@ -52,6 +52,7 @@ class Plan:
         The number of samples per step: of all contexts of all processes, and of all micro-batches.
     pipeline : Pipeline
     num_classes : int
+        0 for a loss without class weights.
     is_class_parallel : bool
         Whether the class weights are split over the contexts.
     packs : list of Pack
@@ -81,9 +82,18 @@ class Plan:
         self.batch_size = self.images_at_once * group.size * settings.accumulate
         self._check_devices()
         self._check_accumulation()
+        self._check_first_classes()
+        self._check_teacher()
+        has_classes = settings.loss_spec().has_classes
+        if group.size > 1 and not has_classes:
+            raise ValueError(
+                f"--loss {settings.loss}: triplets are mined by one process: give it several "
+                "--devices instead of starting several processes"
+            )
         self.pipeline = self._open_data()
-        self.num_classes = self._count_classes()
-        self.is_class_parallel = self._splits_classes()
+        self.num_classes = self._count_classes() if has_classes else 0
+        self._check_saved_classes()
+        self.is_class_parallel = splits_classes(settings, len(self.contexts), self.num_classes)
         self._check_agreement()
         self.packs = self._open_packs() if group.is_first else []
         self.network = self._make_network()
@@ -128,6 +138,35 @@ class Plan:
                 f"--accumulate {s.accumulate}: the negatives of {s.loss} depend on all embeddings "
                 "of a step, which don't exist before its last micro-batch: choose another --loss, "
                 "or a larger --per-batch-size"
+            )
+
+    def _check_first_classes(self) -> None:
+        s = self.settings
+        if s.class_weights and s.init_classes != "normal":
+            raise ValueError(
+                f"--class-weights {s.class_weights} and --init-classes {s.init_classes} both say "
+                "how class weights begin: give one of them"
+            )
+
+    def _check_teacher(self) -> None:
+        if self.settings.teacher and self.settings.freeze_backbone:
+            raise ValueError(
+                f"--teacher {self.settings.teacher}: with --freeze-backbone there is nothing to "
+                "teach: leave one of them out"
+            )
+
+    @property
+    def class_rows(self) -> int:
+        """The number of class weights: one per class, or per centre of one."""
+        return self.num_classes * self.settings.loss_spec().options.get("subcentres", 1)
+
+    def _check_saved_classes(self) -> None:
+        numbers = self.class_rows * self.settings.embedding_size
+        if not self.settings.ckpt_embedding and numbers > LARGEST_ARRAY:
+            raise ValueError(
+                f"config.ckpt_embedding = False: {self.num_classes} class weights are more than an "
+                "MXNet array holds: leave it True, and take class weights from the saved states, "
+                "by tools/classes.py export"
             )
 
     def _open_data(self) -> Pipeline:
@@ -189,12 +228,6 @@ class Plan:
                 "have no image"
             )
         return wanted
-
-    def _splits_classes(self) -> bool:
-        chosen = self.settings.class_parallel
-        if chosen is None:
-            return len(self.contexts) > 1 and self.num_classes >= MANY_CLASSES
-        return chosen
 
     def _check_agreement(self) -> None:
         """Refuse processes that would not train the same model on the same data."""
@@ -263,19 +296,8 @@ class Plan:
     ) -> estimate.Estimate:
         """Return the estimate for a device, if the run fits."""
         s, contexts = self.settings, self.contexts
-        head = estimate.HeadSize(
-            self.num_classes,
-            s.embedding_size,
-            self.batch_size,
-            devices=self.group.size * (len(contexts) if self.is_class_parallel else 1),
-            processes=self.group.size,
-            store=s.store,
-            dtype=s.class_dtype,
-            chunk=s.chunk,
-            sampled_share=s.loss_spec().sampled_share,
-            momentum=s.mom,
-            keeps_logits=s.accumulate == 1,
-        )
+        layout = Layout(len(contexts), self.group.size)
+        head = head_size(s, self.num_classes, layout)
         stored = head.stored()
         if stored.servers:
             held = estimate.gigabytes(stored.servers)
@@ -332,7 +354,8 @@ class Plan:
         epochs = [int(path[len(prefix) + 1 : -len(".params")]) for path in self._find_models()]
         epoch = 0 if 0 in epochs else max(epochs, default="<epoch>")
         raise ValueError(
-            f"{state} has {before} classes, this run has {self.num_classes}: instead of --resume "
-            "begin a new run with its network, by "
-            f"--pretrained {prefix},{epoch} --init-classes mean --extra-model-name <another>"
+            f"{state} has {before} classes, this run has {self.num_classes}: tools/classes.py add, "
+            "drop, merge or remap makes a state to go on from; or instead of --resume begin a new "
+            f"run with its network, by --pretrained {prefix},{epoch} --init-classes mean "
+            "--extra-model-name <another>"
         )

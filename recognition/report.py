@@ -12,10 +12,12 @@ from typing import Any, Iterator, NamedTuple
 
 from dsoftmax.losses import operators
 from dsoftmax.losses.head import Head
+from dsoftmax.losses.triplet import TripletHead
 from dsoftmax.recognition.common import products
 from dsoftmax.recognition.log import NoLog, RunLog
 from dsoftmax.recognition.networks.flops import format_flops
 from dsoftmax.recognition.plan import Plan
+from dsoftmax.recognition.teacher import Teacher
 
 STEPS_BETWEEN_RATE_LINES = 1000
 DIGITS = 6  # of losses, as insightface prints them
@@ -29,7 +31,7 @@ class Position(NamedTuple):
     images_seen: int = 0
 
 
-def describe(plan: Plan, head: Head) -> list[str]:
+def describe(plan: Plan, head: Head | TripletHead) -> list[str]:
     """Return the lines that say what will be trained, as insightface's scripts print them."""
     settings = plan.settings
     return [
@@ -37,7 +39,7 @@ def describe(plan: Plan, head: Head) -> list[str]:
         f"devices {', '.join(map(str, plan.contexts))}",
         f"prefix {settings.prefix}",
         f"image_size {list(plan.pipeline.image_size)}",
-        f"num_classes {plan.num_classes}",
+        f"num_classes {plan.num_classes or plan.pipeline.num_classes}",
         f"Called with argument: {json.dumps(settings.as_json())}",
         f"Network FLOPs: {format_flops(plan.flops)}",
         f"loss {settings.loss_spec().title}: {head!r}",
@@ -45,7 +47,7 @@ def describe(plan: Plan, head: Head) -> list[str]:
         f"memory of a device: about {plan.memory}",
         *(f"ver {pack.name}" for pack in plan.packs),
         *_describe_rate(plan),
-        f"in the lines below: {'; '.join(_describe_figures(head))}",
+        f"in the lines below: {'; '.join(_describe_figures(plan, head))}",
     ]
 
 
@@ -59,13 +61,21 @@ def _describe_rate(plan: Plan) -> list[str]:
     return [*lines, f"lr_schedule {s.lr_schedule}: {s.lr:g}{end}"]
 
 
-def _describe_figures(head: Head) -> Iterator[str]:
+def _describe_figures(plan: Plan, head: Head | TripletHead) -> Iterator[str]:
     """Yield what each figure of a step's line means, as far as this loss has it."""
+    if isinstance(head, TripletHead):
+        yield "acc is the share of triplets whose anchor is nearer to the positive"
+        yield "cos_y is the mean cosine of anchor and positive"
+        yield "max_cos_n is the highest of anchor and negative"
+        return
     yield "acc is the share of samples nearest to their own class"
+    teacher = " + teacher" if plan.settings.teacher else ""
     if head.criterion.dissected:
-        yield "lossvalue = intra + inter"
-        if head.criterion.inter_floor(0.0) is not None:
-            yield "inter_floor is inter if all negatives were orthogonal"
+        yield f"lossvalue = intra + inter{teacher}"
+    elif teacher:
+        yield f"lossvalue = {plan.settings.loss}{teacher}"
+    if head.criterion.dissected and head.criterion.inter_floor(0.0) is not None:
+        yield "inter_floor is inter if all negatives were orthogonal"
     yield "cos_y is the mean cosine with the own class"
     yield "max_cos_n is the highest with another class"
     if head.sampler.is_sparse:
@@ -86,13 +96,21 @@ class Report:
     Parameters
     ----------
     plan : Plan
-    head : Head
+    head : Head or TripletHead
         Whose statistics are reported.
     log : RunLog or NoLog
+    teacher : Teacher, optional
+        Whose part of the loss is reported.
     """
 
-    def __init__(self, plan: Plan, head: Head, log: RunLog | NoLog):
-        self._plan, self._head, self._log = plan, head, log
+    def __init__(
+        self,
+        plan: Plan,
+        head: Head | TripletHead,
+        log: RunLog | NoLog,
+        teacher: Teacher | None = None,
+    ):
+        self._plan, self._head, self._log, self._teacher = plan, head, log, teacher
         self._since, self._steps = time.perf_counter(), 0
         self._began, self._steps_of_process = self._since, 0
 
@@ -138,11 +156,16 @@ class Report:
     def _row(
         self, at: Position, loss: float, speed: float, stats: dict[str, float]
     ) -> dict[str, Any]:
-        """Return a row of ``metrics.csv``, in which intra + inter is the loss to the last digit."""
-        loss, intra, inter = round(loss, DIGITS), math.nan, math.nan
+        """Return a row of ``metrics.csv``, in which the parts add up to the loss to the last digit.
+
+        These are intra, inter and the teacher's, as far as there are any.
+        """
+        loss, intra, inter, teacher = round(loss, DIGITS), math.nan, math.nan, math.nan
+        if self._teacher:
+            teacher = round(self._teacher.mean_loss, DIGITS)
         if self._head.criterion.dissected:  # other losses can't be split into these parts
             intra = round(stats["intra"], DIGITS)
-            inter = round(loss - intra, DIGITS)
+            inter = round(loss - intra - (teacher if self._teacher else 0), DIGITS)
         return {
             "step": at.step,
             "epoch": at.epoch,
@@ -152,6 +175,7 @@ class Report:
             "intra": intra,
             "inter": inter,
             "inter_above_floor": inter - stats.get("inter_floor", math.nan),
+            "teacher": teacher,
             "positive_cosine": stats["positive_cosine"],
             "negative_cosine": stats["negative_cosine"],
             # With a single class there is no negative.
@@ -166,6 +190,8 @@ class Report:
             parts = f"intra={row['intra']:f}\tinter={row['inter']:f}\t"
             if "inter_floor" in stats:
                 parts += f"inter_floor={stats['inter_floor']:f}\t"
+        if self._teacher:
+            parts += f"teacher={row['teacher']:f}\t"
         count = f"\tnegatives={stats['negatives']}" if self._head.sampler.is_sparse else ""
         batch = at.images_seen // self._plan.batch_size
         first = max(batch - self._plan.settings.frequent, 0)

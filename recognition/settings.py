@@ -9,7 +9,7 @@ from __future__ import annotations
 import argparse
 import os
 from dataclasses import asdict, field, make_dataclass
-from typing import Any, Iterator, Mapping
+from typing import TYPE_CHECKING, Any, Iterator, Mapping
 
 from easydict import EasyDict
 
@@ -21,18 +21,46 @@ from dsoftmax.recognition.common.preflight import check_mxnet
 from dsoftmax.recognition.configuration import load_config, notes_on_keys
 from dsoftmax.recognition.flags import FLAGS, build_parser, check_ranges, parse_first
 
+if TYPE_CHECKING:
+    from dsoftmax.losses.triplet import TripletSpec
+
 MARGIN_SOFTMAX = "margin_softmax"
 NO_MARGIN = {"m1": 1, "m2": 0, "m3": 0}  # where a margin_softmax of a configuration has no such key
 # What a configuration calls the options of a loss, where it is not loss_<option>.
 LOSS_KEYS = {"loss_s": "scale"}
+SELF_CHECKED = ("d", "sample_rate")  # options of losses that take more than a number
+TRIPLET_KEYS = {
+    "triplet_alpha": "alpha",
+    "triplet_bag_size": "bag_size",
+    "triplet_max_ap": "max_ap",
+    "images_per_identity": "images_per_identity",
+}
+# Flags about class weights, and the value of each that asks for nothing.
+CLASS_FLAGS = {
+    "class_parallel": None,
+    "store": None,
+    "class_dtype": "float32",
+    "chunk": None,
+    "init_classes": "normal",
+    "class_weights": None,
+    "freeze_backbone": False,
+}
 # Other keys of a configuration that are read below; `generate_config` adds the last four.
 OTHER_KEYS = (
     *("emb_size", "net_name", "num_layers", "loss_name", "fc7_lr_mult", "fc7_wd_mult", "fp16"),
+    "ckpt_embedding",
     *("dataset_path", "num_classes", "image_shape", "val_targets"),
     *("network", "dataset", "loss", "num_workers"),
 )
 # insightface's kinds of networks, and what is here; {} is the number of layers.
-ARCHITECTURES = {"fresnet": "r{}", "fmobilefacenet": "y1"}
+ARCHITECTURES = {
+    "fresnet": "r{}",
+    "fmobilefacenet": "y1",
+    "fdensenet": "d{}",
+    "fmobilenet": "m1",
+    "fmnasnet": "mnas",
+}
+ONE_WIDTH = ("fresnet", "fmobilefacenet")  # whose net_multiplier insightface ignores
 # What a configuration calls the options of a network.
 NETWORK_KEYS = {
     "net_se": "se",
@@ -42,6 +70,7 @@ NETWORK_KEYS = {
     "net_output": "output",
     "net_multiplier": "multiplier",
     "net_blocks": "blocks",
+    "densenet_dropout": "densenet_dropout",
     "bn_mom": "bn_momentum",
 }
 PRETRAINED_EPOCH = 1  # insightface's default, which stands for none given
@@ -53,6 +82,7 @@ DERIVED = {
     "loss_options": dict,  # every option of the loss, and its name under "preset"
     "fc7_lr_mult": float,  # learning rate and weight decay of class weights, times this
     "fc7_wd_mult": float,
+    "ckpt_embedding": bool,  # whether models end at the embedding, without class weights
 }
 
 
@@ -76,10 +106,14 @@ class _Settings:
         """The path that its model files begin with."""
         return os.path.join(self.folder, "model")
 
-    def loss_spec(self) -> LossSpec:
+    def loss_spec(self) -> LossSpec | TripletSpec:
         """Return the loss with all of its options."""
+        from dsoftmax.losses import triplet  # late, because it imports MXNet
+
         options = {key: value for key, value in self.loss_options.items() if key != "preset"}
-        return presets.resolve(self.loss_options["preset"], options)
+        name = self.loss_options["preset"]
+        find = triplet.resolve if name in triplet.TITLES else presets.resolve
+        return find(name, options)
 
     def as_json(self) -> dict[str, Any]:
         """Return all settings as JSON can hold them."""
@@ -104,7 +138,7 @@ Settings = make_dataclass(
 def parse(argv: list[str] | None = None) -> Settings:
     """Turn the flags of a command line into the settings of a run."""
     first = parse_first(argv)
-    module = load_config(first.config)
+    module = load_config(first.config, vars(first))
     for flag in ("network", "dataset", "loss"):
         setattr(first, flag, getattr(first, flag) or module.default[flag])
     if first.data_dir:
@@ -150,6 +184,7 @@ def _notes_on_configuration(values: Mapping[str, Any], module: Any) -> Iterator[
         *NETWORK_KEYS,
         *OTHER_KEYS,
         *LOSS_KEYS,
+        *TRIPLET_KEYS,
         *(f"loss_{option}" for option in (*options, *margins)),
         *(flag.configured.partition(".")[2] for flag in FLAGS),
         "pretrained_epoch",
@@ -187,8 +222,8 @@ def _network_settings(args: argparse.Namespace, config: Mapping[str, Any]) -> di
 
     architecture = _architecture(args.network, config)
     legal = set(networks.options_of(architecture))
-    if config.get("net_name") in ARCHITECTURES:
-        legal.discard("multiplier")  # insightface's networks of these kinds have one width
+    if config.get("net_name") in ONE_WIDTH:
+        legal.discard("multiplier")
     pretrained = args.pretrained
     if pretrained and args.pretrained_epoch is not None and split_epoch(pretrained)[1] is None:
         pretrained = f"{pretrained},{args.pretrained_epoch}"
@@ -232,6 +267,8 @@ def _architecture(name: str, config: Mapping[str, Any]) -> str:
 def _loss_settings(
     args: argparse.Namespace, config: Mapping[str, Any], entry: Mapping[str, Any]
 ) -> dict[str, Any]:
+    from dsoftmax.losses import triplet  # late, because it imports MXNet
+
     given = {
         flag.dest: getattr(args, flag.dest)
         for flag in FLAGS
@@ -240,9 +277,11 @@ def _loss_settings(
     if given.get("correction") == "none":
         given["correction"] = None
     given.update(args.loss_option or ())
+    if config.get("loss_name", args.loss) in triplet.TITLES:
+        return _triplet_settings(args, config, given)
     try:
         loss = presets.resolve(*loss_of(args.loss, config, entry, given))
-    except TypeError as error:  # an option of another loss
+    except (TypeError, ValueError) as error:  # an option of another loss, no such negatives
         raise ValueError(f"--loss {args.loss}: {error}") from None
     _check_options(args.loss, loss)
     has_servers, is_sampled = args.kvstore == "dist_sync", loss.sampled_share is not None
@@ -258,17 +297,53 @@ def _loss_settings(
         "class_parallel": None if parallel is None else bool(parallel),
         "fc7_lr_mult": config.get("fc7_lr_mult", 1.0),
         "fc7_wd_mult": config.get("fc7_wd_mult", 1.0),
+        "ckpt_embedding": bool(config.get("ckpt_embedding", True)),
+    }
+
+
+def _triplet_settings(
+    args: argparse.Namespace, config: Mapping[str, Any], given: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the settings of a loss without classes, which refuses all flags about these."""
+    from dsoftmax.losses import triplet
+
+    for flag, nothing in CLASS_FLAGS.items():
+        if getattr(args, flag) != nothing:
+            raise ValueError(
+                f"--{flag.replace('_', '-')}: --loss {args.loss} has no class weights: leave it out"
+            )
+    if args.per_batch_size % triplet.IMAGES:
+        raise ValueError(
+            f"--per-batch-size {args.per_batch_size}: --loss {args.loss} takes a multiple of "
+            f"{triplet.IMAGES}: anchors, positives and negatives"
+        )
+    configured = {ours: config[key] for key, ours in TRIPLET_KEYS.items() if key in config}
+    try:
+        spec = triplet.resolve(config.get("loss_name", args.loss), {**configured, **given})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"--loss {args.loss}: {error}") from None
+    return {
+        "loss_options": {"preset": spec.name, **spec.options},
+        "store": "device",
+        "class_parallel": False,
+        "fc7_lr_mult": 1.0,
+        "fc7_wd_mult": 1.0,
     }
 
 
 def _check_options(name: str, loss: LossSpec) -> None:
     """Refuse options of a loss that are no numbers, or out of range."""
+    from dsoftmax.losses.samplers import SampleRate
+
     for option, default in presets.resolve(loss.name, negatives=loss.negatives).options.items():
         value = loss.options[option]
-        if default is not None and not isinstance(value, (int, float)):
+        if option in SELF_CHECKED or not isinstance(default, (int, float)):
+            continue
+        if not isinstance(value, (int, float)):
             raise ValueError(f"--loss {name}: {option} is a number like {default}, not {value!r}")
     try:
         loss.make_criterion()
+        SampleRate(loss.options.get("sample_rate", 1.0))
     except ValueError as error:
         raise ValueError(f"--loss {name}: {error}") from None
 
@@ -300,7 +375,7 @@ def loss_of(
     if preset not in (MARGIN_SOFTMAX, *presets.names()):
         raise ValueError(
             f"--loss {name}: there is no loss_name {preset!r}; legal are {MARGIN_SOFTMAX}, "
-            f"{', '.join(presets.names())}"
+            f"{', '.join(presets.names())}, triplet, atriplet"
         )
     legal = presets.resolve("combined" if preset == MARGIN_SOFTMAX else preset).options
     options = {}

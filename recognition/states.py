@@ -225,6 +225,11 @@ def read_facts(path: str) -> dict[str, Any]:
     return facts
 
 
+def shape_of_classes(facts: dict[str, Any]) -> tuple[int, int]:
+    """Return the shape of a state's class weights, of which a class may have several."""
+    return facts["num_classes"] * facts.get("subcentres", 1), facts["embedding_size"]
+
+
 def check_state(path: str, report: Callable[[int], Any] = lambda _: None) -> Check:
     """Compare a state with its checksums; if it has none, only try to read its files.
 
@@ -297,7 +302,7 @@ def _read_without_checksums(path: str, facts: dict[str, Any]) -> None:
     """Raise a ValueError if a file of the right size can't be what was saved."""
     if path.endswith(".npy"):
         shape = np.load(path, mmap_mode="r").shape
-        if shape != (facts["num_classes"], facts["embedding_size"]):
+        if shape != shape_of_classes(facts):
             raise ValueError(f"it is an array of shape {shape}")
         return
     try:
@@ -346,6 +351,37 @@ def choose_state(folder: str) -> tuple[Check | None, list[Check]]:
             "--extra-model-name, or move the states elsewhere to begin this one again"
         )
     return None, []
+
+
+def find_sound_state(folder: str) -> str:
+    """Return the state that a folder is, or the newest one of a run, if it is sound.
+
+    Parameters
+    ----------
+    folder : str
+        Of a state, of a run, or of all states of a run.
+
+    Raises
+    ------
+    FileNotFoundError
+        There is no state.
+    DamagedStateError, UnknownFormatError
+        It is damaged, or another version wrote it.
+    """
+    path = folder
+    if not os.path.exists(os.path.join(folder, DESCRIPTION)):
+        inner = os.path.join(folder, "states")
+        path = next(iter(list_states(inner) + list_states(folder)), None)
+        if path is None:
+            raise FileNotFoundError(
+                f"{folder}: there are no states in it; give the folder of a state or of a run"
+            )
+    check = check_state(path)
+    if not check.is_sound:
+        raise DamagedStateError(
+            f"{path} is damaged ({check.problems[0]}); give the folder of another state"
+        )
+    return path
 
 
 def set_aside(path: str) -> str:

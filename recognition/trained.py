@@ -9,7 +9,9 @@ import numpy as np
 
 from dsoftmax.losses.head import Head
 from dsoftmax.losses.trainer import HeadTrainer
+from dsoftmax.losses.triplet import TripletHead
 from dsoftmax.recognition.backbone import Backbone
+from dsoftmax.recognition.triplets import TripletMiner
 
 
 class DivergedError(ValueError):
@@ -20,8 +22,13 @@ class Trained(NamedTuple):
     """The network and the head, with what updates each."""
 
     backbone: Backbone
-    head: Head
-    head_trainer: HeadTrainer
+    head: Head | TripletHead
+    head_trainer: HeadTrainer | TripletMiner
+
+    @property
+    def miner(self) -> TripletMiner | None:
+        """What makes the epochs of a triplet loss; None for a loss with classes."""
+        return self.head_trainer if isinstance(self.head_trainer, TripletMiner) else None
 
     def not_finite(self) -> list[str]:
         """Name the parameters that hold NaN or infinite numbers. All processes must call this."""

@@ -6,14 +6,17 @@ import importlib
 import mxnet as mx
 import pytest
 
+from dsoftmax import losses
+
 MODULES = [
-    "dsoftmax.losses.criteria",
+    *sorted({losses.resolve(name).criterion.__module__ for name in losses.names()}),
     "dsoftmax.losses.log_sum_exp",
     "dsoftmax.losses.presets",
     "dsoftmax.recognition.common.checks",
     "dsoftmax.recognition.common.cli",
     "dsoftmax.recognition.common.files",
     "dsoftmax.recognition.common.inner_products",
+    "dsoftmax.recognition.common.rows",
     "dsoftmax.recognition.data.records",
     "dsoftmax.recognition.data.pipeline",
     "dsoftmax.recognition.networks.factory",

@@ -65,7 +65,8 @@ def build_parser() -> argparse.ArgumentParser:
         default=LOSSES,
         metavar="LOSS",
         help="presets, each with settings that differ from the other flags: LOSS:devices=cpu:2,"
-        "store=host,dtype=float16,chunk=8192,sample_rate=1/8,classes=1000",
+        "store=host,dtype=float16,chunk=8192,sample_rate=1/8,classes=1000, or with options of the "
+        "loss: arcface:inter_filter=0.4",
     )
     parser.add_argument(
         "--distributed",

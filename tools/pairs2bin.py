@@ -12,6 +12,9 @@ A list has one of these forms, recognized by its content:
     path path 1         insightface's pairs_label.txt: 1 for the same person, 0 for two
     path,path,1         the same as csv, with or without a heading
 
+AgeDB's 04_FINAL_protocol_30_years.mat and CFP's folders Protocol/Split/FP and FF are lists, too,
+with the folder of the dataset as --data-dir.
+
 Images are resized to cover the image size and cropped in the middle, or stored byte for byte if
 they fit already; with --detector, faces are found and aligned in those of another size. Pairs whose
 images can't be read or show no face are left out and listed. Where the people are

@@ -2,13 +2,16 @@ r"""Join datasets into one, and leave out the identities they share.
 
     python tools/rec_merge.py --include faces_emore,megaface2 --output joint
     python tools/rec_merge.py --include faces_emore,megaface2 --output joint \
+        --model models/y1/model,0
+    python tools/rec_merge.py --include faces_emore,megaface2 --output joint \
         --embeddings emore.npy,megaface2.npy --exclude lfw.npy
 
-Identities are numbered anew, 0, 1, ..., one dataset after the other. If embeddings are given (one
-row per image, in the order of the dataset), an identity whose centre is near one of an *earlier*
-dataset is considered the same person and left out, and so is one near a row of --exclude
-(embeddings of test images, or centres). identities.csv, beside the result, lists all identities
-with their new labels and their names if these are known, or why they were left out.
+Identities are numbered anew, 0, 1, ..., one dataset after the other. With --model, which embeds all
+images and keeps the embeddings in <output>/embeddings, or with --embeddings (one row per image, in
+the order of the dataset), an identity whose centre is near one of an *earlier* dataset is
+considered the same person and left out, and so is one near a row of --exclude (embeddings of test
+images, or centres). identities.csv, beside the result, lists all identities with their new labels
+and their names if these are known, or why they were left out.
 """
 
 from __future__ import annotations
@@ -17,11 +20,12 @@ if not __package__:
     import require_dsoftmax
 
 import argparse
+import os
 import sys
 
 import numpy as np
 
-from dsoftmax.recognition.common.cli import command, make_parser
+from dsoftmax.recognition.common.cli import add_threads_flag, command, make_parser
 from dsoftmax.recognition.data.merging import load_embeddings, merge, select_identities
 from dsoftmax.recognition.data.records import Records
 
@@ -40,6 +44,9 @@ def build_parser() -> argparse.ArgumentParser:
         help="write only images, in random order, as MXNet's ImageRecordIter reads them",
     )
     overlap = parser.add_argument_group("people to leave out")
+    overlap.add_argument("--model", help="network that embeds the images: prefix,epoch or .onnx")
+    overlap.add_argument("--batch-size", type=int, default=32, help="images at a time")
+    add_threads_flag(overlap)
     overlap.add_argument("--embeddings", help="one .npy file per dataset, separated by commas")
     overlap.add_argument("--exclude", help=".npy files of people to leave out, separated by commas")
     overlap.add_argument(
@@ -66,15 +73,10 @@ def main(args: argparse.Namespace) -> None:
     if len(set(names)) < len(names):
         raise ValueError(f"--include: a set is named twice in {args.include!r}")
     datasets = [Records(name) for name in names]
-    embeddings = excluded = None
-    if args.embeddings:
-        paths = args.embeddings.split(",")
-        if len(paths) != len(datasets):
-            raise ValueError(f"--embeddings: {len(paths)} files for {len(datasets)} sets")
-        embeddings = [load_embeddings(p, len(records)) for p, records in zip(paths, datasets)]
+    embeddings, excluded = _embeddings(datasets, args), None
     if args.exclude:
         if embeddings is None:
-            raise ValueError("--exclude needs the --embeddings of the sets too")
+            raise ValueError("--exclude needs the --embeddings of the sets too, or a --model")
         excluded = np.concatenate([load_embeddings(path) for path in args.exclude.split(",")])
     every = [*(embeddings or []), *([excluded] if excluded is not None else [])]
     if len({array.shape[1] for array in every}) > 1:
@@ -87,6 +89,26 @@ def main(args: argparse.Namespace) -> None:
         f"{done['images']} images of {done['identities']} identities in {args.output}; "
         f"{done['left_out']} identities were left out (see identities.csv)"
     )
+
+
+def _embeddings(datasets: list[Records], args: argparse.Namespace) -> list[np.ndarray] | None:
+    """Return the embeddings of each dataset; None if the flags give none."""
+    if args.model and args.embeddings:
+        raise ValueError("give either --model or --embeddings, not both")
+    if args.model:
+        from dsoftmax.eval.dataset_embeddings import embed_dataset
+
+        folder = os.path.join(args.output, "embeddings")
+        return [
+            embed_dataset(records, args.model, folder, args.batch_size, args.threads)
+            for records in datasets
+        ]
+    if not args.embeddings:
+        return None
+    paths = args.embeddings.split(",")
+    if len(paths) != len(datasets):
+        raise ValueError(f"--embeddings: {len(paths)} files for {len(datasets)} sets")
+    return [load_embeddings(path, len(records)) for path, records in zip(paths, datasets)]
 
 
 if __name__ == "__main__":

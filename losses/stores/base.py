@@ -88,7 +88,9 @@ class Shard:
 
 
 class ClassStore:
-    """All class weights and the states of their optimizer, as arrays (K, D) by name.
+    """All class weights and the states of their optimizer, as arrays (rows, D) by name.
+
+    A class has one row, or `subcentres` neighbouring ones, which stay together.
 
     The weights are ``WEIGHT``, the optimizer's states ``state_name(0)`` and so on. The classes are
     split over the devices of all processes, exactly for any number of either.
@@ -101,10 +103,13 @@ class ClassStore:
         The devices of this process.
     group : Group
         The processes that share the classes, each with the same number of devices.
+    subcentres : int
+        Rows of a class.
 
     Attributes
     ----------
     shape : (int, int)
+        Rows and D.
     shards : list of Shard
         Those of this process.
     one_at_a_time : bool
@@ -119,9 +124,16 @@ class ClassStore:
     largest_shard: ClassVar[int] = sys.maxsize
 
     def __init__(
-        self, num_classes: int, width: int, contexts: list[mx.Context], group: Group = ALONE
+        self,
+        num_classes: int,
+        width: int,
+        contexts: list[mx.Context],
+        group: Group = ALONE,
+        subcentres: int = 1,
     ):
-        self.shape = (num_classes, width)
+        self.num_classes = num_classes
+        self.subcentres = subcentres
+        self.shape = (num_classes * subcentres, width)
         self.group = group
         count = len(contexts) * group.size
         if group.size > 1 and num_classes < count:
@@ -130,7 +142,7 @@ class ClassStore:
         self.shards: list[Shard] = []
         first = len(contexts) * group.rank
         for device in range(count):
-            stop = num_classes * (device + 1) // count
+            stop = num_classes * (device + 1) // count * subcentres
             for start, border in self._cut(self._borders[-1], stop):
                 if 0 <= device - first < len(contexts):
                     self.shards.append(self._make_shard(start, border, contexts[device - first]))
@@ -140,10 +152,11 @@ class ClassStore:
 
     def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Cut the classes of a device into as few and as equal shards as possible."""
-        most = max(self.largest_shard // self.shape[1], 1)
-        parts = math.ceil((stop - start) / most)
+        each, classes = self.subcentres, (stop - start) // self.subcentres
+        most = max(self.largest_shard // (self.shape[1] * each), 1)
+        parts = math.ceil(classes / most)
         for part in range(parts):  # none if there are fewer classes than devices
-            first, last = ((stop - start) * place // parts for place in (part, part + 1))
+            first, last = (classes * place // parts * each for place in (part, part + 1))
             yield start + first, start + last
 
     def _make_shard(self, start: int, stop: int, device: mx.Context) -> Shard:

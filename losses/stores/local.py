@@ -62,10 +62,15 @@ class LocalStore(ClassStore):
     largest_shard = LARGEST_ARRAY
 
     def __init__(
-        self, num_classes: int, width: int, contexts: list[mx.Context], group: Group = ALONE
+        self,
+        num_classes: int,
+        width: int,
+        contexts: list[mx.Context],
+        group: Group = ALONE,
+        subcentres: int = 1,
     ):
-        self._check_room(num_classes, width, contexts, group)
-        super().__init__(num_classes, width, contexts, group)
+        self._check_room(num_classes * subcentres, width, contexts, group)
+        super().__init__(num_classes, width, contexts, group, subcentres)
         self._arrays = {WEIGHT: [shard.weight for shard in self.shards]}
 
     def _check_room(

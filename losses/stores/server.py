@@ -75,11 +75,18 @@ class ServerStore(ClassStore):
 
     needs_sampled_classes = True
 
-    def __init__(self, num_classes: int, width: int, contexts: list[mx.Context], group: Group):
+    def __init__(
+        self,
+        num_classes: int,
+        width: int,
+        contexts: list[mx.Context],
+        group: Group,
+        subcentres: int = 1,
+    ):
         if not isinstance(group, ServerGroup):
             raise ValueError("store='server' needs a group of MXNet's parameter server (dist_sync)")
-        self.rows = ServerRows(num_classes, width, group)
-        super().__init__(num_classes, width, contexts, group)
+        self.rows = ServerRows(num_classes * subcentres, width, group)
+        super().__init__(num_classes, width, contexts, group, subcentres)
 
     def _make_shard(self, start: int, stop: int, device: mx.Context) -> ServerShard:
         return ServerShard(start, stop, device, self.rows)

@@ -10,6 +10,10 @@ each array as a whole. The files written here are the same, byte for byte, for a
     each name:   uint64 number of bytes, UTF-8
 
 Arrays on other devices are written as if on ``cpu(0)``: files don't depend on the devices.
+
+Files are read here, too, and not by ``nd.load``: MXNet believes every number in a file, so that a
+damaged one makes it crash or fill the memory. Older releases wrote arrays without the kind of
+storage (0xF993FAC8), or only the number of axes, each of 4 bytes.
 """
 
 from __future__ import annotations
@@ -24,6 +28,8 @@ import numpy as np
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
 from dsoftmax.recognition.common.preflight import mxnet
 
+_DENSE, _WITHOUT_STORAGE = (0xF993FAC9, 0xF993FACA), 0xF993FAC8
+_MOST_AXES = 32
 _TYPES = ("float32", "float64", "float16", "uint8", "int32", "int8", "int64", "bool")  # 0, 1, ...
 
 
@@ -69,23 +75,21 @@ def load_arrays(path: str | os.PathLike) -> dict[str, Any]:
     Raises
     ------
     ValueError
-        If the file is damaged, is no parameter file, or holds arrays without names.
+        If the file is damaged, is no parameter file, or holds arrays without names, or numbers that
+        are NaN or infinite.
     """
-    path = os.fspath(path)
-    if not os.path.exists(path):
-        raise FileNotFoundError(f"{path}: there is no such file")
     mx = mxnet()
-    try:
-        arrays = mx.nd.load(path)
-    except mx.MXNetError:
-        raise ValueError(f"{path}: not a parameter file, or not a whole one") from None
-    if not isinstance(arrays, dict):
-        raise ValueError(f"{path}: its parameters have no names")
-    return arrays
+    arrays = map_arrays(path)
+    for name, array in arrays.items():
+        if array.dtype.kind == "f" and not _is_finite(array):
+            raise ValueError(f"{os.fspath(path)}: {name} holds NaN or infinite numbers")
+    return {
+        name: mx.nd.array(array, mx.cpu(0), dtype=array.dtype) for name, array in arrays.items()
+    }
 
 
 def map_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
-    """Load arrays that `save_arrays` saved without reading them: each is a view of the file.
+    """Load arrays by name without reading them: each is a view of the file.
 
     For arrays that MXNet can't hold, or memory not twice.
 
@@ -94,47 +98,113 @@ def map_arrays(path: str | os.PathLike) -> dict[str, np.ndarray]:
     ValueError
         If the file is damaged, is no parameter file, or holds arrays without names.
     """
+    names, arrays = map_list(path)
+    if len(names) != len(arrays):
+        raise ValueError(f"{os.fspath(path)}: its parameters have no names")
+    return dict(zip(names, arrays))
+
+
+def map_list(path: str | os.PathLike) -> tuple[list[str], list[np.ndarray]]:
+    """Load arrays as `map_arrays` does, and their names: none if ``nd.save`` was given none."""
     path = os.fspath(path)
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path}: there is no such file")
     try:
         with open(path, "rb") as file:
-            names, arrays = _map(path, file)
-    except (struct.error, ValueError, IndexError, MemoryError):
-        raise ValueError(f"{path}: not a parameter file, or not a whole one") from None
-    if len(names) != len(arrays):
-        raise ValueError(f"{path}: its parameters have no names")
-    return dict(zip(names, arrays))
+            return _map(path, file)
+    except _FormatError as error:
+        raise ValueError(f"{path}: not a parameter file, or not a whole one: {error}") from None
+
+
+def _is_finite(array: np.ndarray) -> bool:
+    """Say whether all numbers are finite: only then is their sum, which needs no memory."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        return bool(np.isfinite(np.sum(array, dtype=np.float64)))
+
+
+class _FormatError(ValueError):
+    """The bytes are no parameter file; says what was found."""
+
+
+class _Reader:
+    """Reads numbers from a file, never beyond its end."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.size = os.fstat(file.fileno()).st_size
+
+    @property
+    def place(self) -> int:
+        return self._file.tell()
+
+    def bytes(self, count: int, what: str) -> bytes:
+        if count > self.size - self.place:
+            raise _FormatError(
+                f"{what} of {count} bytes at {self.place}, and it ends at {self.size}"
+            )
+        return self._file.read(count)
+
+    def numbers(self, form: str, what: str) -> tuple[Any, ...]:
+        return struct.unpack(f"<{form}", self.bytes(struct.calcsize(f"<{form}"), what))
+
+    def skip(self, count: int) -> None:
+        self._file.seek(count, os.SEEK_CUR)
 
 
 def _map(path: str, file: IO[bytes]) -> tuple[list[str], list[np.ndarray]]:
-    """Return the names and the arrays of a file; raise if it is not as `write_arrays` writes it."""
-
-    def read(form: str) -> tuple[Any, ...]:
-        return struct.unpack(f"<{form}", file.read(struct.calcsize(f"<{form}")))
-
-    size = os.fstat(file.fileno()).st_size
-    magic, _, count = read("3Q")
+    """Return the names and the arrays of a file."""
+    reader = _Reader(file)
+    magic, _, count = reader.numbers("3Q", "the beginning")
     if magic != 0x112:
-        raise ValueError("not a parameter file")
+        raise _FormatError(f"it begins with {magic:#x}")
     arrays = []
-    for _ in range(count):
-        kind, storage, axes = read("Iii")
-        if kind != 0xF993FAC9 or storage or not 0 < axes < 32:
-            raise ValueError("not a dense array")
-        shape = read(f"{axes}q")
-        dtype = np.dtype(_TYPES[read("3i")[2]])
-        start = file.tell()
-        stop = start + math.prod(shape) * dtype.itemsize
-        if min(shape) < 1 or stop > size:
-            raise ValueError("the numbers are missing")
-        file.seek(stop)
+    for number in range(count):
+        shape, dtype = _read_header(reader, f"array {number} of {count}")
+        size = math.prod(shape) * dtype.itemsize
+        start = reader.place
+        if size > reader.size - start:
+            raise _FormatError(
+                f"array {number} of {count} has the shape {shape}, and the file ends before that"
+            )
+        reader.skip(size)
         arrays.append(np.memmap(path, dtype, "r", start, shape))
-    (named,) = read("Q")
-    names = [read(f"{read('Q')[0]}s")[0].decode() for _ in range(min(named, count))]
-    if file.tell() != size:
-        raise ValueError("not a whole file")
+    (named,) = reader.numbers("Q", "the number of names")
+    if named not in (0, count):
+        raise _FormatError(f"{named} names of {count} arrays")
+    names = []
+    for number in range(named):
+        (length,) = reader.numbers("Q", f"name {number}")
+        try:
+            names.append(reader.bytes(length, f"name {number}").decode())
+        except UnicodeDecodeError:
+            raise _FormatError(f"name {number} is no text") from None
+    if reader.place != reader.size:
+        raise _FormatError(f"{reader.size - reader.place} bytes after its end")
     return names, arrays
+
+
+def _read_header(reader: _Reader, what: str) -> tuple[tuple[int, ...], np.dtype]:
+    """Return the shape and the type of the array that follows."""
+    (kind,) = reader.numbers("I", what)
+    if kind in _DENSE:
+        storage, axes = reader.numbers("2i", what)
+        if storage:
+            raise _FormatError(f"{what} is sparse")
+        form = "q"
+    elif kind == _WITHOUT_STORAGE:
+        (axes,) = reader.numbers("I", what)
+        form = "q"
+    else:
+        axes, form = kind, "I"
+    if not 0 < axes <= _MOST_AXES:
+        raise _FormatError(f"{what} has {axes} axes")
+    shape = reader.numbers(f"{axes}{form}", what)
+    if min(shape) < 1:
+        raise _FormatError(f"{what} has the shape {shape}")
+    *_, number = reader.numbers("3i", what)
+    if not 0 <= number < len(_TYPES):
+        raise _FormatError(f"{what} is of type {number}, which is unknown")
+    return shape, np.dtype(_TYPES[number])
 
 
 def write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
@@ -148,6 +218,18 @@ def write_arrays(file: IO[bytes], arrays: Mapping[str, Any]) -> None:
         if written != _data_size(array):
             raise ValueError(f"{name} has {written} bytes, its shape needs {_data_size(array)}")
     file.write(_names(arrays))
+
+
+def write_npy(file: IO[bytes], array: Blocks) -> None:
+    """Write an array to an open file, block by block, in the format of ``np.save``."""
+    header = {
+        "descr": np.lib.format.dtype_to_descr(array.dtype),
+        "fortran_order": False,
+        "shape": array.shape,
+    }
+    np.lib.format.write_array_header_1_0(file, header)
+    for part in array.parts:
+        file.write(np.ascontiguousarray(part, array.dtype))
 
 
 def size_of(arrays: Mapping[str, Any]) -> int:

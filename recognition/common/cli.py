@@ -17,6 +17,12 @@ from dsoftmax.recognition.common.preflight import require
 
 DISPATCHER = "dsoftmax"  # the installed command that starts all others, see tools/dispatcher.py
 
+# What exceptions mean that say nothing themselves.
+REASONS = {
+    MemoryError: "there is not enough memory",
+    EOFError: "a file ends before it should",
+}
+
 
 def command(
     main: Callable | None = None,
@@ -76,11 +82,12 @@ def command(
         except BrokenPipeError:  # `command | head`: the reader has seen enough
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             return 0
-        except (ValueError, OSError, ImportError) as error:
+        except (ValueError, OSError, ImportError, MemoryError, EOFError) as error:
             name = main.__module__.split(".")[-1]
             if name == "__main__":
                 name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
-            print(f"{program_name(name)}: error: {error}", file=sys.stderr)
+            reason = str(error) or REASONS.get(type(error), type(error).__name__)
+            print(f"{program_name(name)}: error: {reason}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("\ninterrupted; nothing half-written was left behind", file=sys.stderr)

@@ -47,6 +47,32 @@ def explain_full_disk(path: str, needed: int | None = None) -> Iterator[None]:
         raise FullDiskError(error.errno, f"{path}: {os.strerror(error.errno)}: {room}") from None
 
 
+@contextlib.contextmanager
+def open_text(path: str | os.PathLike, newline: str | None = None) -> Iterator[IO[str]]:
+    """Open a text file of a user's for reading; a mark at its beginning that says UTF-8 is skipped.
+
+    Parameters
+    ----------
+    path : path
+    newline : str, optional
+        As of ``open``.
+
+    Raises
+    ------
+    ValueError
+        While it is read: it is no UTF-8. The message names the file.
+    """
+    with open(path, encoding="utf-8-sig", newline=newline) as file:
+        try:
+            yield file
+        except UnicodeDecodeError as error:
+            wrong = error.object[error.start]
+            raise ValueError(
+                f"{os.fspath(path)}: it is not text in UTF-8, it has the byte {wrong:#04x}; save "
+                "it as UTF-8"
+            ) from None
+
+
 class AtomicFile:
     """A file that appears under its name only when it is complete.
 

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 from dsoftmax.recognition.common.cli import some_of
-from dsoftmax.recognition.common.files import atomic_folder
+from dsoftmax.recognition.common.files import atomic_folder, open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.identities import FILE_NAME, read_names
@@ -139,7 +139,7 @@ def read_list(path: str, folder: str, labelled: bool = True) -> list[Source]:
         Whether every line must have a label; otherwise a line may be a path alone.
     """
     sources = []
-    with open(path, encoding="utf-8-sig", errors="surrogateescape", newline="") as file:
+    with open_text(path, newline="") as file:
         lines = [line.strip("\r\n ") for line in file]
     columns = next(csv.reader(lines[:1]), [])
     parse = _parse_line

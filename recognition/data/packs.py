@@ -9,14 +9,17 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import struct
 from dataclasses import dataclass
-from typing import Sequence
+from typing import IO, Callable, ClassVar, Sequence
 
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data.identities import read_table, write_table
 from dsoftmax.recognition.data.images import ImageError, load_rgb
+
+ALLOWANCE = 1 << 20  # bytes
 
 logger = logging.getLogger(__name__)
 
@@ -273,9 +276,62 @@ _LEGAL_NAMES = {
 }
 
 
+class _BoundedFile:
+    """A file that refuses to read more than is left of it, before memory is set aside for it."""
+
+    def __init__(self, file: IO[bytes]):
+        self._file = file
+        self.size = os.fstat(file.fileno()).st_size
+        self.readline = file.readline
+
+    def read(self, count: int) -> bytes:
+        left = self.size - self._file.tell()
+        if count > left:
+            raise PackError(f"it announces {count} bytes where {left} are left: it is cut off")
+        return self._file.read(count)
+
+
+def _within(budget: list[int], build: Callable) -> Callable:
+    """Return the function, but refuse to make more bytes with it than are left in a budget."""
+
+    def build_some(*arguments):
+        sizes = [len(part) for part in arguments if isinstance(part, (str, bytes, bytearray))]
+        budget[0] -= sum(sizes)
+        if budget[0] < 0:
+            raise PackError("refused: the pickle makes far more of its bytes than there are")
+        return build(*arguments)
+
+    return build_some
+
+
 # The unpickler in Python, not its twin in C: that one allocates memory for the largest memo number
 # a pickle claims to use, so that nine bytes could take all the machine has.
 class _PackUnpickler(pickle._Unpickler):
+    """Unpickles a file without calling anything of it.
+
+    Parameters
+    ----------
+    file : binary file
+    **options
+        Of ``pickle.Unpickler``.
+    """
+
+    def __init__(self, file: IO[bytes], **options):
+        file = _BoundedFile(file)
+        super().__init__(file, **options)
+        # What functions may make of the file, in bytes: they copy parts of it, some of them twice.
+        self._budget = [2 * file.size + ALLOWANCE]
+
+    def _load_bytearray(self) -> None:
+        """Read before anything is allocated, unlike the method that this one replaces."""
+        (length,) = struct.unpack("<Q", self.read(8))
+        self.append(bytearray(self.read(length)))
+
+    dispatch: ClassVar[dict] = {
+        **pickle._Unpickler.dispatch,
+        pickle.BYTEARRAY8[0]: _load_bytearray,
+    }
+
     def find_class(self, module, name):
         module = {"__builtin__": "builtins"}.get(module, module)
         stand_in = _LEGAL_NAMES.get((module, name))
@@ -284,7 +340,7 @@ class _PackUnpickler(pickle._Unpickler):
                 f"refused: the pickle asks for {module}.{name}, which no verification pack needs; "
                 "nothing of it was run. Don't use this file"
             )
-        return _StandIn(stand_in)
+        return _StandIn(_within(self._budget, stand_in))
 
     def persistent_load(self, _):
         raise PackError("refused: the pickle refers to objects outside the file")

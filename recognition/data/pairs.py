@@ -6,6 +6,8 @@ A list has one of these forms, recognized by its content:
     Name 1 Other 2      image 1 of one and image 2 of another: Name/Name_0001.jpg
     path path 1         insightface's pairs_label.txt: 1 for the same person, 0 for two
     path,path,1         the same as csv, with or without a heading
+
+AgeDB's ``.mat`` and CFP's folders of pairs are lists, too.
 """
 
 from __future__ import annotations
@@ -21,6 +23,7 @@ from typing import Iterator, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.recognition.common.cli import some_of
+from dsoftmax.recognition.common.files import open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.folders import (
@@ -32,6 +35,7 @@ from dsoftmax.recognition.data.folders import (
 )
 from dsoftmax.recognition.data.images import FindLandmarks, ImageError, fitted_note
 from dsoftmax.recognition.data.packs import Pack
+from dsoftmax.recognition.data.protocols import read_agedb, read_cfp
 
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "same": True, "different": False}
 
@@ -59,7 +63,13 @@ class MadePack(NamedTuple):
 
 def read_pairs(path: str, folder: str) -> list[Pair]:
     """Read a list of pairs in any of the forms above, with paths relative to `folder`."""
-    with open(path, encoding="utf-8-sig", newline="") as file:
+    if os.path.isdir(path) or os.fspath(path).endswith(".mat"):
+        read = read_cfp if os.path.isdir(path) else read_agedb
+        return [
+            Pair(first, second, people[0] == people[1], people)
+            for first, second, people in read(path, folder)
+        ]
+    with open_text(path, newline="") as file:
         lines = [line.rstrip("\r\n") for line in file]
     delimiter = next((mark for mark in ("\t", ",") if any(mark in line for line in lines)), None)
     pairs = []

@@ -59,6 +59,8 @@ class Pipeline:
     augmentation : Augmentation, optional
         By default mirroring alone.
     seed : int
+    shuffle : bool
+        Draw the order of each epoch; otherwise it is that of the records.
     dtype : {"uint8", "float32"}
         Values are 0 to 255 in both.
     keep_partial : bool
@@ -98,6 +100,7 @@ class Pipeline:
         image_size: tuple[int, int] | None = None,
         augmentation: Augmentation | None = None,
         seed: int = 0,
+        shuffle: bool = True,
         dtype: str = "uint8",
         keep_partial: bool = False,
         shard: tuple[int, int] = (0, 1),
@@ -115,6 +118,7 @@ class Pipeline:
         self.image_size = image_size or records.image_size
         self.augmentation = augmentation or Augmentation()
         self.seed = int(seed)
+        self.shuffle = shuffle
         self.dtype = np.dtype(dtype)
         if self.dtype not in (np.uint8, np.float32):
             raise ValueError(f"dtype must be 'uint8' or 'float32', not {dtype!r}")
@@ -166,7 +170,10 @@ class Pipeline:
 
     def __len__(self) -> int:
         """Return the number of batches per epoch."""
-        whole, left = divmod(len(self._images), self.batch_size * self.workers)
+        return self._count_batches(len(self._images))
+
+    def _count_batches(self, images: int) -> int:
+        whole, left = divmod(images, self.batch_size * self.workers)
         return whole + (self.keep_partial and left >= self.workers)
 
     def __repr__(self) -> str:
@@ -182,11 +189,26 @@ class Pipeline:
         Threads decode images while the caller works on earlier batches. A batch belongs to the
         caller: it is never written to again.
         """
-        order = self._images[self._generator(epoch, stream=1).permutation(len(self._images))]
+        order = self._images
+        if self.shuffle:
+            order = order[self._generator(epoch, stream=1).permutation(len(order))]
+        return self.batches(order, epoch, start)
+
+    def batches(self, order: np.ndarray, epoch: int, start: int = 0) -> Iterator[Batch]:
+        """Yield batches of images in a given order, from step `start` on.
+
+        Parameters
+        ----------
+        order : (n,) int
+            Numbers of images in the records.
+        epoch : int
+            Chooses the random numbers of the augmentation.
+        start : int
+        """
         pending: deque[tuple[Batch, list[Future]]] = deque()
         with ThreadPoolExecutor(self.threads, "decode") as pool:
             try:
-                for step in range(start, len(self)):
+                for step in range(start, self._count_batches(len(order))):
                     pending.append(self._submit(pool, order, epoch, step))
                     if len(pending) > self.prefetch:
                         yield _wait_for(*pending.popleft())
@@ -197,11 +219,11 @@ class Pipeline:
                     for task in tasks:
                         task.cancel()
 
-    def _positions(self, step: int) -> range:
-        """Return the positions of the epoch's order that this worker takes at `step`."""
+    def _positions(self, step: int, images: int) -> range:
+        """Return the positions of an order of images that this worker takes at `step`."""
         start = step * self.batch_size * self.workers
         size = self.batch_size * self.workers
-        left = len(self._images) - start
+        left = images - start
         if left >= size:
             first = start + self.rank * self.batch_size
             return range(first, first + self.batch_size)
@@ -211,7 +233,7 @@ class Pipeline:
     def _submit(
         self, pool: ThreadPoolExecutor, order: np.ndarray, epoch: int, step: int
     ) -> tuple[Batch, list[Future]]:
-        positions = self._positions(step)
+        positions = self._positions(step, len(order))
         rows = len(positions)
         draws = self._generator(epoch, positions.start).random((rows, DRAWS))
         batch = Batch(
@@ -254,6 +276,13 @@ class Pipeline:
         for attempt in range(TRIES_TO_REPLACE):
             image = int(order[(position + attempt) % len(order)])
             label, encoded = self.records.read(image)
+            if not 0 <= label < self.records.num_classes:
+                raise RecordError(
+                    f"{self.records.path}: image {image} (key {self.records.keys[image]}) has the "
+                    f"label {label}, but the identity records say that there are "
+                    f"{self.records.num_classes} classes: the .idx or the header belongs to "
+                    "another file; tools/rec_info.py --rebuild-index writes a new one"
+                )
             try:
                 pixels = fit(decode(encoded), *self.image_size)
             except ImageError as error:

@@ -29,7 +29,7 @@ from typing import Iterable, NamedTuple
 
 import numpy as np
 
-from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.files import AtomicFile, open_text
 from dsoftmax.recognition.data.identities import FILE_NAME, Named, read_names, write_identities
 from dsoftmax.recognition.data.images import ImageError, decode
 from dsoftmax.recognition.data.recordio import (
@@ -43,6 +43,7 @@ from dsoftmax.recognition.data.recordio import (
 )
 
 FLOAT32_EXACT = 1 << 24
+LONGEST_SIDE = 4096  # of images of faces
 
 logger = logging.getLogger(__name__)
 
@@ -59,15 +60,20 @@ def read_property(path: str) -> Property | None:
     """Read a ``property`` file; None where there is none. Lines after the first are ignored."""
     if not os.path.exists(path):
         return None
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         line = file.readline().strip()
     try:
         num_classes, height, width = (int(field) for field in line.split(","))
     except ValueError:
         raise ValueError(
             f"{path}: the first line must read num_classes,height,width (like 85742,112,112), not "
-            f"{line!r}"
+            f"{line[:80]!r}"
         ) from None
+    if not (0 < num_classes <= FLOAT32_EXACT and 0 < height <= LONGEST_SIDE >= width > 0):
+        raise ValueError(
+            f"{path}: {num_classes} classes of {height}x{width} pixels: a dataset has 1 to "
+            f"{FLOAT32_EXACT} classes, and images of up to {LONGEST_SIDE} pixels a side"
+        )
     return Property(num_classes, height, width)
 
 

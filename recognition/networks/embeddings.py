@@ -7,6 +7,9 @@ from mxnet.gluon.block import HybridBlock
 
 from dsoftmax.recognition.networks.layers import Norm, activation, convolution, sequence
 
+GDC_KERNEL = 7  # of the feature map of an image of 112x112
+MOST_POOLED_CHANNELS = 512  # insightface's GNAP widens to any more
+
 
 def make_embedding_layers(
     kind: str,
@@ -15,6 +18,8 @@ def make_embedding_layers(
     norm: Norm,
     act: str,
     dropout: float,
+    groups: int,
+    gdc_weight: str = "pre_fc1_weight",
 ) -> HybridBlock:
     """Make the layers that map features to embeddings.
 
@@ -24,7 +29,8 @@ def make_embedding_layers(
         E: BN, dropout, dense layer, BN; F: E without the last BN; G: F without dropout; H: only
         the dense layer; I and FC: E without dropout; J: dense layer, BN; GAP: the mean over the
         feature map, then J; GNAP: as GAP, with the same weight for each place; GDC: a convolution
-        per channel over the whole feature map, then J.
+        per group of channels over 7x7 places, or over all if there are fewer, then J; SFC: BN, two
+        convolutions that halve the feature map and mix its channels, then J.
     embedding_size : int
         D.
     features : (C, h, w) or (C,)
@@ -32,9 +38,13 @@ def make_embedding_layers(
     norm : callable
         Makes a `BatchNorm`, given its name.
     act : str
-        Kind of activation in GAP and GNAP.
+        Kind of activation in GAP, GNAP and SFC.
     dropout : float
         Rate of dropout in E and F.
+    groups : int
+        Groups of channels in GDC and SFC, each of which yields one channel.
+    gdc_weight : str
+        Name of the weight of the dense layer in GDC.
 
     Returns
     -------
@@ -60,7 +70,7 @@ def make_embedding_layers(
 
     def evenly_pooled() -> list[HybridBlock]:
         channels, widen, narrow = features[0], [], [nn.Flatten(prefix="flatten_")]
-        if embedding_size > channels:
+        if embedding_size > min(channels, MOST_POOLED_CHANNELS):
             convx = convolution("convx", embedding_size, 1)
             widen = [convx, norm("convx_bn"), activation(act, "convx_relu")]
         elif embedding_size < channels:
@@ -68,11 +78,24 @@ def make_embedding_layers(
         return [*widen, norm("bn6f", fix_gamma=True), _EvenPool(), *narrow, last_norm()]
 
     def convolved() -> list[HybridBlock]:
-        channels, *places = features
+        kernel = tuple(min(places, GDC_KERNEL) for places in features[1:])
         return [
-            convolution("conv_6dw7_7_conv2d", channels, tuple(places), padding=0, groups=channels),
+            convolution("conv_6dw7_7_conv2d", groups, kernel, padding=0, groups=groups),
             norm("conv_6dw7_7_batchnorm", epsilon=1e-3),
-            _PublishedDense(embedding_size, channels),
+            _NamedDense(embedding_size, gdc_weight),
+            last_norm(),
+        ]
+
+    def halved() -> list[HybridBlock]:
+        return [
+            norm("bn1"),
+            convolution("convf", groups, 3, 2, groups=groups),
+            norm("bnf"),
+            activation(act, "reluf"),
+            convolution("convf2", groups, 1, bias=True),
+            norm("bnf2"),
+            activation(act, "reluf2"),
+            dense("pre_fc1"),
             last_norm(),
         ]
 
@@ -87,10 +110,13 @@ def make_embedding_layers(
         "GAP": pooled,
         "GNAP": evenly_pooled,
         "GDC": convolved,
+        "SFC": halved,
     }
+    if kind == "Z":
+        raise ValueError("output 'Z' yields a feature map, not an embedding: choose another")
     if kind not in kinds:
         raise ValueError(f"output must be one of {', '.join(kinds)}, not {kind!r}")
-    if kind.startswith("G") and kind != "G" and len(features) != 3:
+    if kind in ("GAP", "GNAP", "GDC", "SFC") and len(features) != 3:
         raise ValueError(f"output {kind!r} pools a feature map, but these features are pooled")
     return sequence(*kinds[kind]())
 
@@ -109,15 +135,15 @@ class _EvenPool(HybridBlock):
         return F.mean(F.broadcast_mul(data, weights), axis=(2, 3), keepdims=True)
 
 
-class _PublishedDense(HybridBlock):
-    """A dense layer with the names of the published y1: ``fc1_weight`` and ``pre_fc1_bias``."""
+class _NamedDense(HybridBlock):
+    """A dense layer ``pre_fc1`` whose weight may have another name."""
 
-    def __init__(self, units: int, channels: int):
+    def __init__(self, units: int, weight: str):
         super().__init__(prefix="")
         self._units = units
-        self.weight = self.params.get("fc1_weight", shape=(units, channels))
+        self.weight = self.params.get(weight, shape=(units, 0), allow_deferred_init=True)
         self.bias = self.params.get("pre_fc1_bias", shape=(units,), init="zeros")
 
     def hybrid_forward(self, F, data, weight, bias):
-        """Map (B, C, 1, 1) to (B, units)."""
+        """Map (B, C, h, w) to (B, units)."""
         return F.FullyConnected(data, weight, bias, num_hidden=self._units, name="pre_fc1")

@@ -9,7 +9,16 @@ import mxnet as mx
 from mxnet.gluon.block import HybridBlock
 
 from dsoftmax.recognition.common.checks import did_you_mean, whole_number
-from dsoftmax.recognition.networks import iresnet, mobilefacenet, tiny, zoo
+from dsoftmax.recognition.networks import (
+    densenet,
+    iresnet,
+    mnasnet,
+    mobilefacenet,
+    mobilenet,
+    tiny,
+    vargfacenet,
+    zoo,
+)
 from dsoftmax.recognition.networks.embeddings import make_embedding_layers
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.networks.network import Network, feature_shape
@@ -24,6 +33,10 @@ _COMMON = {
 _FAMILIES = {
     iresnet.IResNet: iresnet.NETWORKS,
     mobilefacenet.MobileFaceNet: mobilefacenet.NETWORKS,
+    mobilenet.MobileNet: mobilenet.NETWORKS,
+    mnasnet.MNasNet: mnasnet.NETWORKS,
+    densenet.DenseNet: densenet.NETWORKS,
+    vargfacenet.VarGFaceNet: vargfacenet.NETWORKS,
     tiny.Tiny: tiny.NETWORKS,
 }
 NETWORKS: dict[str, dict[str, Any]] = {
@@ -51,7 +64,8 @@ def create(name: str, embedding_size: int | None = None, **options) -> Network:
     **options
         Those of `NETWORKS`, named as insightface's configuration names them without ``net_``:
         ``se``, ``act``, ``unit``, ``input``, ``output`` (the last layers), ``multiplier``,
-        ``blocks`` (of y1 and y2; the residual networks have ``units_per_stage``); and
+        ``blocks`` (of y1 and y2; the residual networks have ``units_per_stage``),
+        ``densenet_dropout``; and
         ``bn_momentum``, ``dropout``, ``image_size`` (height and width; refused if too small),
         ``sync_devices`` (the number of devices whose batches are normalized together).
 
@@ -119,4 +133,14 @@ def _make_parts(
         family = next(family for family, table in _FAMILIES.items() if name in table)
         features = family(norm, act, **specific)
     shape = feature_shape(name, features, image_size)
-    return features, make_embedding_layers(output, embedding_size, shape, norm, act, dropout)
+    embedding_layers = make_embedding_layers(
+        output,
+        embedding_size,
+        shape,
+        norm,
+        act,
+        dropout,
+        groups=getattr(features, "head_groups", shape[0]),
+        gdc_weight=getattr(features, "gdc_weight", "pre_fc1_weight"),
+    )
+    return features, embedding_layers

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from typing import NamedTuple, Sequence
 
 import mxnet as mx
 
-from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
+from dsoftmax.recognition.common.arrays import Blocks, load_arrays, save_arrays
 from dsoftmax.recognition.common.files import AtomicFile, explain_full_disk
+from dsoftmax.recognition.networks import densenet, mnasnet
 from dsoftmax.recognition.networks.factory import create
 from dsoftmax.recognition.networks.network import Network
 
@@ -16,6 +18,39 @@ INPUT, EMBEDDING = "data", "fc1"
 CLASSIFIER = "fc7"
 # Two names of the weight of the last dense layer, the older one first.
 RENAMED = {"fc1_weight": "pre_fc1_weight", "pre_fc1_weight": "fc1_weight"}
+# Gluon counts the networks that a process makes: mnasnet1_… are the parameters of the second one.
+_COUNTED = re.compile(f"^({densenet.PREFIX[:-1]}|{mnasnet.PREFIX[:-1]})[0-9]+_")
+
+
+class Classifier(NamedTuple):
+    """Class weights to save with a network, as insightface's graphs have them: ``fc7``.
+
+    Attributes
+    ----------
+    weights : Blocks
+        (K, D).
+    scale : float
+        Of the cosines.
+    normalize : bool
+        Cosines, or plain inner products.
+    """
+
+    weights: Blocks
+    scale: float
+    normalize: bool
+
+    def apply(self, embedding: mx.sym.Symbol) -> mx.sym.Symbol:
+        """Return a graph with two outputs, the embedding and the logits without a margin."""
+        weight = mx.sym.var(f"{CLASSIFIER}_weight", shape=self.weights.shape)
+        inputs = embedding
+        if self.normalize:
+            weight = mx.sym.L2Normalization(weight, mode="instance", name=f"{CLASSIFIER}n")
+            inputs = mx.sym.L2Normalization(embedding, mode="instance", name=f"{EMBEDDING}n")
+            inputs = inputs * self.scale
+        logits = mx.sym.FullyConnected(
+            inputs, weight, no_bias=True, num_hidden=self.weights.shape[0], name=CLASSIFIER
+        )
+        return mx.sym.Group([embedding, logits])
 
 
 class Loaded(NamedTuple):
@@ -50,6 +85,7 @@ def save_model(
     prefix: str,
     epoch: int,
     parameters: dict[str, mx.nd.NDArray] | None = None,
+    classifier: Classifier | None = None,
 ) -> str:
     """Save the graph and the float32 parameters of a network that ran at least once.
 
@@ -65,6 +101,8 @@ def save_model(
     parameters : dict of str to NDArray, optional
         Parameters to save instead of the network's; copies on other devices are named ``name@1``,
         ….
+    classifier : Classifier, optional
+        Class weights to save, too.
 
     Returns
     -------
@@ -80,6 +118,9 @@ def save_model(
             arrays[f"aux:{name}"] = mx.nd.add_n(*copies) / len(copies)
         else:
             arrays[f"arg:{name}"] = copies[0]
+    if classifier:
+        symbol = classifier.apply(symbol)
+        arrays[f"arg:{CLASSIFIER}_weight"] = classifier.weights
     path, graph = f"{prefix}-symbol.json", symbol.tojson()
     with explain_full_disk(path, len(graph)), AtomicFile(path, "w") as file:
         file.write(graph)
@@ -119,7 +160,7 @@ def load_parameters(
     Loaded
     """
     arrays = source if isinstance(source, dict) else load_arrays(source)
-    arrays = {key.split(":", 1)[-1]: array for key, array in arrays.items()}
+    arrays = {_COUNTED.sub(r"\g<1>0_", key.split(":", 1)[-1]): one for key, one in arrays.items()}
     arrays = {key: array for key, array in arrays.items() if not key.startswith(CLASSIFIER)}
     result = Loaded([], [], [])
     for name, parameter in network.collect_params().items():
@@ -130,6 +171,7 @@ def load_parameters(
         elif not _fits(array.shape, parameter.shape):
             result.missing.append(f"{name} {parameter.shape}, in the file {array.shape}")
         else:
+            parameter.shape = array.shape  # which may not be known before a first run
             parameter._load_init(array, ctx, cast_dtype=True)
             result.loaded.append(name)
     result.unexpected.extend(arrays)

@@ -208,11 +208,13 @@ UNITS = {1: PostActivationUnit, 2: PreActivationUnit, 3: ImprovedUnit}
 class SqueezeExcitation(HybridBlock):
     """Weights channels by 0 to 1, computed from their means."""
 
-    def __init__(self, name: str, channels: int, act: str, reduction: int = 16):
+    def __init__(
+        self, name: str, channels: int, act: str, reduction: int = 16, act_name: str = "relu1"
+    ):
         super().__init__(prefix=f"{name}_")
         self.weigh = sequence(
             convolution(f"{name}_conv1", max(1, channels // reduction), 1, bias=True),
-            activation(act, f"{name}_relu1"),
+            activation(act, f"{name}_{act_name}"),
             convolution(f"{name}_conv2", channels, 1, bias=True),
         )
 

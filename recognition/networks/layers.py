@@ -35,13 +35,16 @@ class BatchNorm(HybridBlock):
     Parameters
     ----------
     name : str
-        Its parameters are ``<name>_gamma``, ``_beta``, ``_moving_mean`` and ``_moving_var``.
+        Its parameters are ``<name>_gamma``, ``_beta``, ``_<averages>_mean`` and
+        ``_<averages>_var``.
     momentum : float
         Share of the old value in a new moving average.
     epsilon : float
         insightface's for its ResNets; MXNet's own default is 1e-3.
     fix_gamma : bool
         Keep gamma at 1.
+    averages : str
+        What the names of the moving averages begin with: ``running`` in Gluon's own layers.
     sync_devices : int
         Number of devices whose batches are normalized together. In training all of them must run
         the layer, each waiting for the others. CPU contexts have one thread each and share few
@@ -55,6 +58,7 @@ class BatchNorm(HybridBlock):
         momentum: float = 0.9,
         epsilon: float = 2e-5,
         fix_gamma: bool = False,
+        averages: str = "moving",
         sync_devices: int = 1,
     ):
         super().__init__(prefix=f"{name}_")
@@ -65,8 +69,8 @@ class BatchNorm(HybridBlock):
             self._sync_options = {"ndev": sync_devices, "key": f"{name}_{next(_sync_keys)}"}
         self.gamma = self._add("gamma", "ones", is_learnt=not fix_gamma)
         self.beta = self._add("beta", "zeros")
-        self.moving_mean = self._add("moving_mean", "zeros", is_learnt=False)
-        self.moving_var = self._add("moving_var", "ones", is_learnt=False)
+        self.moving_mean = self._add(f"{averages}_mean", "zeros", is_learnt=False)
+        self.moving_var = self._add(f"{averages}_var", "ones", is_learnt=False)
 
     def _add(self, name: str, init: str, is_learnt: bool = True) -> mx.gluon.Parameter:
         return self.params.get(
@@ -98,10 +102,19 @@ class BatchNorm(HybridBlock):
 
 Norm = Callable[..., BatchNorm]
 """Makes a `BatchNorm`, given its name and the options that vary within a network."""
+GLUON_NORM = {"epsilon": 1e-5, "averages": "running"}
+"""The options of Gluon's own batch normalization, of which some of insightface's networks are."""
 
 
 class PReLU(HybridBlock):
-    """A rectifier with a learnt slope for each channel, ``<name>_gamma``.
+    """A rectifier with learnt slopes: one for each channel, ``<name>_gamma``, or one for all.
+
+    Parameters
+    ----------
+    name : str
+    shared_by : int
+        The number of channels that share one slope, ``<name>_alpha``, as Gluon's own layer has it;
+        0 gives each channel its slope.
 
     Attributes
     ----------
@@ -111,19 +124,23 @@ class PReLU(HybridBlock):
         run before.
     """
 
-    def __init__(self, name: str):
+    def __init__(self, name: str, shared_by: int = 0):
         super().__init__(prefix=f"{name}_")
         self.is_composed = False
-        # LeakyReLU infers this shape only where not even its rank is given.
+        self._shared_by = shared_by
         self.gamma = self.params.get(
-            "gamma", shape=None, init=mx.init.Constant(0.25), allow_deferred_init=True
+            "alpha" if shared_by else "gamma",
+            # LeakyReLU infers this shape only where not even its rank is given.
+            shape=(1,) if shared_by else None,
+            init=mx.init.Constant(0.25),
+            allow_deferred_init=True,
         )
 
     def hybrid_forward(self, F, data, gamma):
         """Rectify `data`, (B, C, H, W)."""
         if not self.is_composed:
             return F.LeakyReLU(data, gamma, act_type="prelu", name="fwd")
-        (channels,) = self.gamma.shape
+        channels = self._shared_by or self.gamma.shape[0]
         options = {
             "kernel": (1, 1),
             "num_filter": channels,
@@ -134,16 +151,18 @@ class PReLU(HybridBlock):
         # channels. All of these operators are oneDNN's, so that data stay in its layout: `F.relu`
         # and subtraction are not.
         slopes = F.reshape(gamma, (-1, 1, 1, 1))
+        if self._shared_by:
+            slopes = F.broadcast_axis(slopes, axis=0, size=channels)
         positive = F.Activation(data, act_type="relu")
         scaled = F.Convolution(data, slopes, **options)
         return scaled + F.Convolution(positive, 1 - slopes, **options)
 
 
-def activation(kind: str, name: str) -> HybridBlock:
-    """Make an activation of a kind in `ACTIVATIONS`."""
+def activation(kind: str, name: str, shared_by: int = 0) -> HybridBlock:
+    """Make an activation of a kind in `ACTIVATIONS`; see `PReLU` for what channels may share."""
     if kind not in ACTIVATIONS:
         raise ValueError(f"act must be one of {', '.join(ACTIVATIONS)}, not {kind!r}")
-    return PReLU(name) if kind == "prelu" else nn.Activation(kind, prefix=f"{name}_")
+    return PReLU(name, shared_by) if kind == "prelu" else nn.Activation(kind, prefix=f"{name}_")
 
 
 def convolution(
@@ -165,6 +184,14 @@ def convolution(
         use_bias=bias,
         prefix=f"{name}_",
     )
+
+
+def multiplied(channels: int, multiplier: float) -> int:
+    """Multiply a number of channels and round it down, as insightface does."""
+    product = int(channels * multiplier)
+    if product < 1:
+        raise ValueError(f"multiplier {multiplier} leaves less than one of {channels} channels")
+    return product
 
 
 def sequence(*layers: HybridBlock) -> nn.HybridSequential:

@@ -35,7 +35,14 @@ class MobileFaceNet(HybridBlock):
         Residual blocks of each of the four stages; 1 in the first is a convolution alone.
     multiplier : float
         Factor of all numbers of channels.
+
+    Attributes
+    ----------
+    gdc_weight : str
+        The name that the published y1 has for the weight of its dense layer.
     """
+
+    gdc_weight = "fc1_weight"
 
     def __init__(self, norm: Norm, act: str, blocks: Sequence[int], multiplier: float):
         super().__init__(prefix="")

@@ -112,6 +112,30 @@ def test_other_switches_use_the_same_embeddings(folder, run, symbol_model, tmp_p
 
 
 @pytest.mark.usefixtures("no_figures")
+def test_the_flags_of_ijb_evals(folder, run, symbol_model, tmp_path):
+    root, model = folder().rename(tmp_path / "IJBC"), f"{symbol_model()},0"
+    short = ["-m", model, "-d", root.parent, "-s", "IJBC", "-b", 7]
+    code, out, _ = run("--data-dir", root, "--model", model, "--protocol", "1n")
+    assert code == 0
+    code, same, _ = run(*short, "-N")
+    assert code == 0
+    assert same == out
+    code, out, _ = run(*short, "-B", "--json", "found.json")
+    assert code == 0
+    results = json.loads((tmp_path / "found.json").read_text())["results"]
+    names = [f"N{n}D{d}F{f}" for n in (0, 1) for d in (0, 1) for f in (0, 1)]
+    assert [result["switches"] for result in results] == names
+    rows = [line for line in out.splitlines() if line.startswith("|") and "IJBC-" in line]
+    assert [row.split("|")[1].strip() for row in rows] == [f"insightface-IJBC-{n}" for n in names]
+    for result in results:  # each is what its own flags give
+        n, d, f = result["switches"][1::2]
+        flags = ["--norm", n, "--detector", d, "--flip", f, "--protocol", "11"]
+        assert run(*short, *flags, "--json", "one.json")[0] == 0
+        (alone,) = json.loads((tmp_path / "one.json").read_text())["results"]
+        assert alone["tar_at_far"] == result["tar_at_far"]
+
+
+@pytest.mark.usefixtures("no_figures")
 def test_size_of_training(folder, run, symbol_model, tmp_path):
     flags = ["--data-dir", folder(), "--model", f"{symbol_model()},0", "--result-dir"]
     scores = {}
@@ -218,6 +242,8 @@ class TestOpenSet:
         (["--model", "nothing,1"], "nothing-symbol.json"),
         (["--model", "a,1|2"], "one model at a time"),
         (["--batch-size", "0"], "--batch-size must be 1 or more"),
+        (["-d", "data"], "--data-dir and -d: one of them"),
+        (["-B", "-N"], "-B compares settings of 1:1"),
     ],
 )
 def test_mistakes_of_users(folder, run, symbol_model, flags, message):

@@ -178,6 +178,24 @@ class TestNoise:
         assert one["cmc"] == other["cmc"]
         assert max(map(int, one["distractors"])) == STRANGERS - 3
 
+    def test_lists_where_run_sh_has_them(self, run, symbol_model, pictures, tmp_path):
+        _, flags = self.flags(tmp_path, pictures)
+        model = ["--model", f"{symbol_model()},0"]
+        code, out, err = run(*model)
+        assert code == 0
+        assert "noisy" not in out
+        for name in ("facescrub", "megaface"):
+            assert f"{name}: no noise list, so nothing is cleaned" in err
+        code, expected, _ = run(*model, *flags)
+        for name, list_name in (("facescrub", "fn.txt"), ("megaface", "mn.txt")):
+            (tmp_path / list_name).rename(tmp_path / "data" / f"{name}_noises.txt")
+        code, cleaned, err = run(*model)
+        assert code == 0
+        assert cleaned == expected
+        assert "nothing is cleaned" not in err
+        code, not_cleaned, _ = run(*model, "--facescrub-noises", "", "--megaface-noises", "")
+        assert not_cleaned == out
+
     @pytest.mark.parametrize(
         ("name", "image", "expected"),
         [

@@ -46,7 +46,7 @@ def run_head(head, x, labels):
 
 
 def run_naive(name, draw, x, weights, labels, options):
-    num_classes, batch = len(weights), len(labels)
+    num_classes, batch = len(weights) // options["subcentres"], len(labels)
     offset = np.zeros(num_classes)
     negatives = set(range(num_classes))
     if draw.classes is not None:
@@ -67,7 +67,8 @@ def compare(preset, x, weights, labels, options=(), check_gradients=True, **shar
     options = {**options_of(preset), **dict(options)}
     x, weights = np.asarray(x, np.float32), np.asarray(weights, np.float32)
     labels = np.asarray(labels)
-    head = losses.create(preset, *weights.shape, seed=3, **options, **shared)
+    num_classes = len(weights) // options.get("subcentres", 1)
+    head = losses.create(preset, num_classes, weights.shape[1], seed=3, **options, **shared)
     head.load_class_weights(weights)
     draw = head.sampler.draw(0, labels, mx.nd.array(x))
     spec = losses.resolve(preset, options)
@@ -117,6 +118,24 @@ def test_scales(preset, problem, scale):
         ("combined", {"m1": 1.2, "m2": 0.4, "m3": 0.1}),
         ("combined", {"m1": 2, "m2": 0.0, "m3": 0.0}),
         ("adaface", {"m": 0.2}),
+        *(("sphereface_r", {"m1": m1}) for m1 in (1, 2.5)),
+        ("magface", {"l_a": 5, "u_a": 12, "regularizer": 300}),
+        ("magface", {"l_a": 1, "u_a": 30, "l_m": 0.1, "u_m": 1.0}),
+        *((preset, {"d": "learned", "m": 0.3}) for preset in ("dsoftmax", "dsoftmax_k")),
+        ("dsoftmax_b", {"d": "learned", "sample_rate": 0.5, "mean_over_rows": True}),
+        ("mv_softmax", {"m2": 0.5, "m3": 0.0, "t": 1.1}),
+        ("mv_softmax", {"t": 1.0}),
+        ("curricularface", {"m2": 0.2, "forget": 0.9}),
+        ("circle", {"m": 0.4, "scale": 30}),
+        *((preset, {"b": 3.0}) for preset in ("uniface", "sphereface2")),
+        *(("sphereface2", {"t": t, "alpha": 0.4}) for t in (1, 2)),
+        *(
+            (preset, {"sample_rate": 0.4, "correction": "logq", "batch_classes": batch_classes})
+            for preset in ("mv_softmax", "curricularface", "circle", "uniface", "sphereface2")
+            for batch_classes in ("excluded", "added")
+        ),
+        *((preset, {"inter_filter": 0.3}) for preset in losses.names() if preset != "softmax"),
+        ("circle", {"inter_filter": -0.5}),
         ("dsoftmax_b", {"mean_over_rows": True, "sample_rate": 0.3}),
         *(
             (preset, {"batch_classes": batch_classes, **correction})
@@ -138,6 +157,26 @@ def test_options(preset, options, problem):
     compare(preset, *problem(), options)
 
 
+WITH_CENTRES = [
+    *((preset, {}) for preset in losses.names() if preset not in ("softmax", "hf_softmax")),
+    ("softmax", {"scale": 0.5}),
+    ("arcface", {"inter_filter": 0.3, "chunk": 5}),
+    ("cosface", {"sample_rate": 0.4, "correction": "logq", "batch_classes": "added"}),
+    ("uniface", {"sample_rate": 0.4, "correction": "logq", "chunk": 1}),
+    ("dsoftmax", {"negatives": "batch"}),
+    ("mv_softmax", {"ctx": [mx.cpu(0), mx.cpu(1), mx.cpu(2)]}),
+]
+
+
+@pytest.mark.parametrize(("preset", "options"), WITH_CENTRES, ids=str)
+@pytest.mark.parametrize("centres", [2, 3])
+def test_several_centres_per_class(preset, options, centres, rng):
+    options = {**options, "subcentres": centres}
+    shared = {name: options.pop(name) for name in ("chunk", "ctx") if name in options}
+    x, weights = 3 * rng.normal(size=(7, 8)), 0.1 * rng.normal(size=(13 * centres, 8))
+    compare(preset, x, weights, rng.integers(0, 13, 7), options, **shared)
+
+
 @pytest.mark.parametrize("preset", losses.names())
 @pytest.mark.parametrize("contexts", [2, 5])
 def test_fewer_classes_than_devices(preset, problem, contexts):
@@ -154,7 +193,9 @@ def test_all_samples_of_one_class(preset, problem):
 
 
 # At θ = 0 and π the gradient of these to an embedding has no limit: it depends on the direction.
-CUSPED = {"arcface", "rand_arcface", "combined", "adaface", "sphereface"}
+CUSPED = {
+    *("arcface", "rand_arcface", "combined", "adaface", "sphereface", "curricularface", "magface")
+}
 
 
 @pytest.mark.parametrize("preset", losses.names())

@@ -17,7 +17,12 @@ ALL = {
     "detached ArcFace": losses.ArcFace(scale=32, detach=True),
     "SphereFace 1.5": losses.SphereFace(scale=32, m1=1.5),
     "Combined 1.2": losses.Combined(scale=32, m1=1.2),
+    "D-Softmax, learned d": losses.DSoftmax(scale=32, d="learned"),
 }
+
+
+for made in ALL.values():
+    made.prepare(negatives=1000)
 
 
 @pytest.fixture(params=ALL)
@@ -63,9 +68,10 @@ def test_sample_weight(criterion, batch, rng):
 
 
 # The gradient of the others is not that of their value, on purpose.
-@pytest.mark.parametrize(
-    "name", sorted(set(ALL) - {"detached ArcFace", "DSoftmaxSoftmax", "DSoftmaxArcFace"})
-)
+DETACHED = {"detached ArcFace", "SphereFaceR", "Circle", "DSoftmaxSoftmax", "DSoftmaxArcFace"}
+
+
+@pytest.mark.parametrize("name", sorted(set(ALL) - DETACHED))
 def test_numeric_gradients(name, batch):
     criterion = ALL[name]
     _, _, facts = batch
@@ -103,7 +109,15 @@ def test_the_inter_part_of_hybrids_sends_no_gradient_to_z_y(batch):
         (losses.ArcFace(32, m2=0.5), lambda a: math.cos(math.acos(a) - 0.5)),
         (losses.SphereFace(32, m1=1.5), lambda a: math.cos(math.acos(a) / 1.5)),
         (losses.Combined(32, m2=0.3, m3=0.2), lambda a: math.cos(math.acos(a + 0.2) - 0.3)),
+        (losses.SphereFaceR(32, m1=1.5), lambda a: math.cos(math.acos(a) / 1.5)),
+        (losses.MVSoftmax(32, m2=0.2, m3=0.1), lambda a: math.cos(math.acos(a + 0.1) - 0.2)),
+        (losses.CurricularFace(32, m2=0.5), lambda a: math.cos(math.acos(a) - 0.5)),
+        (losses.MagFace(32, regularizer=0), lambda a: math.cos(math.acos(a) - 0.45)),
+        (losses.Circle(32, m=0.9), lambda a: 1 - math.sqrt(0.81 - a)),
+        (losses.UniFace(32, m=0.3, b=5), lambda a: 0.3 + 5 / 32),
+        (losses.SphereFace2(32, m=0.3, t=2, b=5), lambda a: 2 * math.sqrt(0.65 - 5 / 64) - 1),
         (losses.DSoftmax(32, d=0.9), lambda a: 0.9),
+        (losses.DSoftmax(32, d="learned", m=0.3), lambda a: 0.3 + math.log(1000) / 32),
     ],
     ids=lambda value: repr(value) if isinstance(value, Criterion) else "",
 )
@@ -114,12 +128,20 @@ def test_termination_points(criterion, point, log_m):
     There the argument of softplus is 0, so the loss in z_y has come down to log 2 above its end.
     """
     z_y = nd.array(np.linspace(-0.5, 1, 30001))
-    loss = criterion(z_y, nd.full(z_y.shape, log_m)).asnumpy()
-    if isinstance(criterion, losses.DSoftmax):
-        loss = loss - np.log1p(np.exp(log_m))
-    measured = z_y.asnumpy()[np.abs(loss - math.log(2)).argmin()]
+    criterion.prepare(negatives=1000)
+    arguments = criterion.arguments(BatchContext(0, nd.ones(z_y.shape)))
+    loss, _ = criterion.parts(nd, z_y, nd.full(z_y.shape, log_m), *arguments)
+    end = getattr(criterion, "alpha", 1) * math.log(2)
+    measured = z_y.asnumpy()[np.abs(loss.asnumpy() - end).argmin()]
     assert measured == pytest.approx(point(log_m / 32), abs=2e-4)
     assert criterion.termination_point(log_m) == pytest.approx(measured, abs=2e-4)
+
+
+@pytest.mark.parametrize("name", losses.names())
+def test_every_loss_can_be_described_before_its_first_batch(name):
+    criterion = losses.resolve(name).make_criterion()
+    assert criterion.inter_floor(0.0) is None or criterion.dissected
+    assert isinstance(criterion.termination_point(5.0), float)
 
 
 def test_termination_point_beyond_the_ends():

@@ -1,4 +1,5 @@
 import copy
+import math
 import pickle
 
 import mxnet as mx
@@ -7,7 +8,7 @@ import pytest
 from mxnet import autograd, gluon, nd
 
 from dsoftmax import losses
-from dsoftmax.losses import log_sum_exp, operators
+from dsoftmax.losses import negatives, operators
 from dsoftmax.losses.trainer import REFUSED_OPTIMIZERS
 from dsoftmax.losses.update import StaleGradientError
 
@@ -136,7 +137,7 @@ def test_many_blocks_are_one_update(preset, optimizer, rng, monkeypatch):
     x, labels = nd.array(rng.normal(size=(5, 6))), np.array([3, 3, 19, 7, 8])
 
     def weights_after(steps, block):
-        monkeypatch.setattr(log_sum_exp, "CACHED_CLASSES", block)
+        monkeypatch.setattr(negatives, "CACHED_CLASSES", block)
         head = losses.create(preset, 20, 6, seed=1, scale=4)
         head.initialize(mx.init.Normal(0.1))
         trainer = head.trainer(optimizer, {"learning_rate": 0.1, "wd": 0.1})
@@ -339,6 +340,10 @@ def test_stats_against_a_plain_loop(rng):
         ("dsoftmax_k", {"sample_rate": 0.25}),
         ("dsoftmax_b", {"sample_rate": 0.25}),
         ("dsoftmax_b", {"sample_rate": 0.25, "mean_over_rows": True}),
+        ("dsoftmax", {"inter_filter": 0.5}),
+        ("uniface", {}),
+        ("uniface", {"sample_rate": 0.25, "correction": "logq"}),
+        ("sphereface2", {"t": 2}),
     ],
 )
 def test_the_floor_is_the_inter_loss_of_orthogonal_classes(preset, options):
@@ -488,7 +493,7 @@ class TestErrors:
         ("options", "error", "message"),
         [
             ({"name": "dsoftmx"}, ValueError, "no loss 'dsoftmx', did you mean .*dsoftmax"),
-            ({"d": 1, "m2": 1}, TypeError, "no option m2. Legal are d, .*scale, and ctx"),
+            ({"d": 1, "m2": 1}, TypeError, "no option m2, .* Legal are d, .*, and ctx"),
             ({"sample_rate": 0}, ValueError, r"sample_rate must lie in \(0, 1\], not 0"),
             ({"sample_rate": 1.5}, ValueError, r"sample_rate must lie in \(0, 1\], not 1.5"),
             ({"negatives": "some"}, ValueError, "negatives must be one of all, classes, rows"),
@@ -562,6 +567,10 @@ class TestTrainer:
             ("dsoftmax_k", "sgd"),
             ("dsoftmax_k", "adam"),
             ("adaface", "sgd"),
+            ("curricularface", "sgd"),
+            ("uniface", "sgd"),
+            ("sphereface2", "adam"),
+            ("sub-centres", "sgd"),
             ("hf_softmax", "sgd"),
         ],
     )
@@ -570,9 +579,11 @@ class TestTrainer:
 
         def make(devices):
             sampled = {"dsoftmax_k": {}, "hf_softmax": {"trees": 1}}
+            sampled["sub-centres"] = {"subcentres": 2}
             options = {"sample_rate": 0.3, **sampled[preset]} if preset in sampled else {}
             contexts = [mx.cpu(i) for i in range(devices)]
-            head = losses.create(preset, 30, 4, ctx=contexts, seed=2, **options)
+            name = "cosface" if preset == "sub-centres" else preset
+            head = losses.create(name, 30, 4, ctx=contexts, seed=2, **options)
             head.initialize(mx.init.Normal(0.1))
             # Adam divides small gradients by their size: rounding must not be among those.
             more = {"momentum": 0.9} if optimizer == "sgd" else {"epsilon": 1.0}
@@ -600,6 +611,8 @@ class TestTrainer:
         size = np.abs(expected).max()
         np.testing.assert_allclose(second.class_weights() / size, expected / size, atol=1e-5)
         assert [file.name for file in tmp_path.iterdir()] == ["states"]
+        state, expected = second.criterion.read_state(), head.criterion.read_state()
+        assert state == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
     def test_states_that_do_not_fit(self, head, tmp_path):
         momentum = head.trainer("sgd", {"momentum": 0.9})
@@ -713,3 +726,55 @@ class TestTrainer:
         assert (head.class_weights() != before).any()
         with pytest.raises(ValueError, match="must be empty"):
             head.trainer(mx.optimizer.SGD(), {"wd": 1})
+
+
+class TestLearnedNumbers:
+    """b of UniFace and SphereFace2, which the trainer updates."""
+
+    @pytest.mark.parametrize("preset", ["uniface", "sphereface2"])
+    @pytest.mark.parametrize(
+        "options",
+        [
+            {},
+            {"ctx": [mx.cpu(0), mx.cpu(1), mx.cpu(2)], "chunk": 3},
+            {"sample_rate": 0.4, "correction": "logq"},
+            {"negatives": "rows", "sample_rate": 0.5, "mean_over_rows": True},
+        ],
+        ids=str,
+    )
+    def test_their_gradient_is_the_slope_of_the_loss(self, preset, options, rng):
+        x, labels = nd.array(rng.normal(size=(8, 6))), rng.integers(0, 20, 8)
+        weights = rng.normal(size=(20, 6)).astype(np.float32)
+
+        def run(b):
+            head = losses.create(preset, 20, 6, scale=8, b=b, seed=1, **options)
+            head.load_class_weights(weights)
+            loss = backward(head, x, labels)
+            return head, float(loss.sum().asscalar())
+
+        b = 1.5 if preset == "uniface" else -1.5
+        head, _ = run(b)
+        head.trainer("sgd", {"learning_rate": 1.0}).step(1)
+        slope = (run(b + 0.01)[1] - run(b - 0.01)[1]) / 0.02
+        assert b - head.criterion.read_state()["b"] == pytest.approx(slope, rel=2e-3)
+
+    def test_momentum(self, rng):
+        criterion = losses.UniFace(64, b=1.0)
+        for gradient in (2.0, 3.0):
+            criterion.learn({"b": nd.array([gradient])}, lr=0.1, momentum=0.5)
+        speeds = [-0.2, 0.5 * -0.2 - 0.3]
+        assert criterion.read_state() == pytest.approx({"b": 1 + sum(speeds), "b_momentum": -0.4})
+
+    def test_evaluations_and_refused_batches_leave_them_as_they_are(self, rng):
+        head = losses.create("uniface", 20, 6)
+        head.initialize(mx.init.Normal(0.1))
+        x, labels = nd.array(rng.normal(size=(8, 6))), rng.integers(0, 20, 8)
+        head(x, labels)
+        assert head.criterion.read_state() == {"b": pytest.approx(math.log(190))}
+        trainer = head.trainer("sgd", {"learning_rate": 0.1})
+        backward(head, x, labels)  # superseded by the next batch, which is refused
+        x[2] = np.nan
+        backward(head, x, labels)
+        with pytest.raises(ValueError, match="NaN"):
+            trainer.step(8)
+        assert head.criterion.read_state() == {"b": pytest.approx(math.log(190))}

@@ -20,6 +20,8 @@ SAMPLED = ["dsoftmax_k", "rand_softmax", "rand_arcface", "hf_softmax"]
 def options_of(preset):
     if preset == "hf_softmax":
         return {"sample_rate": 0.3, "trees": 5, "rebuild_every": 4}
+    if preset == "circle":  # at a scale of 256, steps are so large that they magnify rounding
+        return {"scale": 64}
     return {"sample_rate": RATES[preset]} if preset in RATES else {}
 
 
@@ -28,7 +30,7 @@ def train(preset, steps=10, num_classes=23, width=6, batch=9, optimizer="sgd", *
     random = np.random.default_rng(7)
     options = {"seed": 5, **options_of(preset), **options}
     head = losses.create(preset, num_classes, width, **options)
-    head.load_class_weights(random.normal(0, 0.1, (num_classes, width)).astype(np.float32))
+    head.load_class_weights(random.normal(0, 0.1, head.store.shape).astype(np.float32))
     parameters = {"learning_rate": 0.05}
     if optimizer == "sgd":
         parameters.update(momentum=0.9, wd=5e-4)
@@ -74,8 +76,34 @@ def test_host(preset, devices):
     assert_same(train(preset, ctx=contexts, store="host"), train(preset))
 
 
+SHAPED = [
+    ("arcface", {"inter_filter": 0.3}),
+    ("dsoftmax_b", {"inter_filter": 0.3}),
+    *((name, {"sample_rate": 0.3}) for name in ("mv_softmax", "curricularface", "circle")),
+    *((name, {"sample_rate": 0.3, "correction": "logq"}) for name in ("uniface", "sphereface2")),
+    ("uniface", {"negatives": "rows", "sample_rate": 0.5, "mean_over_rows": True}),
+    ("curricularface", {"negatives": "rows", "sample_rate": 0.5}),
+    ("dsoftmax", {"negatives": "batch"}),
+    ("arcface", {"subcentres": 3}),
+    ("curricularface", {"subcentres": 2, "sample_rate": 0.3, "correction": "logq"}),
+    ("dsoftmax", {"d": "learned", "sample_rate": 0.3}),
+    ("arcface", {"negatives": "mixed", "sample_rate": 0.4, "nearest": 2, "trees": 5}),
+    ("cosface", {"sample_rate": [(0, 0.3), (4, 1.0)]}),
+    ("circle", {"negatives": "forest", "sample_rate": 0.3, "trees": 5, "inter_filter": 0.3}),
+]
+
+
+@pytest.mark.parametrize(("preset", "options"), SHAPED, ids=str)
+def test_with_every_choice_of_negatives(preset, options):
+    expected = train(preset, **options)
+    contexts = [mx.cpu(1 + i) for i in range(2)]
+    chosen = {**options_of(preset), **options}
+    store = "device" if losses.resolve(preset, chosen).sampled_share is None else "host"
+    assert_same(train(preset, ctx=contexts, store=store, chunk=4, **options), expected)
+
+
 @pytest.mark.parametrize("optimizer", ["adam", "adagrad"])
-@pytest.mark.parametrize("preset", ["dsoftmax", "dsoftmax_k"])
+@pytest.mark.parametrize("preset", ["dsoftmax", "dsoftmax_k", "uniface"])
 def test_other_optimizers(preset, optimizer):
     expected = train(preset, optimizer=optimizer)
     assert_same(train(preset, optimizer=optimizer, ctx=[mx.cpu(i) for i in range(4)]), expected)

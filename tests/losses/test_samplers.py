@@ -1,11 +1,11 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import nd
+from mxnet import autograd, nd
 from scipy import stats
 
 from dsoftmax import losses
-from dsoftmax.losses.samplers import BATCH_CLASSES, RandomClasses, RandomRows
+from dsoftmax.losses.samplers import BATCH_CLASSES, RandomClasses, RandomRows, SampleRate
 
 
 def draw_many(sampler, labels, steps):
@@ -121,7 +121,7 @@ def test_corrected_n_is_near_the_full_one(preset, batch_classes, rng):
 def test_partial_fc_is_a_preset_with_a_rate():
     head = losses.create("cosface", 1000, 8, sample_rate=0.1, ctx=mx.cpu(0))
     assert isinstance(head.sampler, RandomClasses)
-    assert head.sampler.count == 100
+    assert head.sampler.count_random(0, 0) == 100
     assert head.sampler.batch_classes == "counted"
 
 
@@ -162,3 +162,89 @@ def test_a_warning_where_few_classes_are_random(batch_classes, batch_size, is_wa
     assert bool(warning) is is_warned
     if is_warned:
         assert "only 49 are random" in warning
+
+
+class TestSampleRate:
+    def test_a_schedule(self):
+        rate = SampleRate([(0, 0.1), (5, 0.5), (8, 1)])
+        assert [rate.at(step) for step in (0, 4, 5, 7, 8, 10**9)] == [0.1, 0.1, 0.5, 0.5, 1, 1]
+        assert rate.count(0, 203) == 20
+        assert rate.count(0, 3) == 1
+
+    @pytest.mark.parametrize(
+        ("rate", "message"),
+        [
+            (0, r"must lie in \(0, 1\], not 0"),
+            ([(0, 0.1), (5, 2)], r"must lie in \(0, 1\], not 2"),
+            ([(1, 0.1)], r"must begin with 0 and rise, not be \[1\]"),
+            ([(0, 0.1), (9, 0.2), (9, 0.3)], "must begin with 0 and rise"),
+            ([], "must begin with 0"),
+            ([0.1, 0.2], "a number or pairs"),
+        ],
+    )
+    def test_bad_schedules(self, rate, message):
+        with pytest.raises(ValueError, match=message):
+            SampleRate(rate)
+
+    @pytest.mark.parametrize("store", ["device", "host"])
+    def test_sampled_first_and_full_at_the_end(self, store):
+        options = {"sample_rate": [(0, 0.1), (2, 1.0)], "store": store}
+        head = losses.create("cosface", 200, 6, **options)
+        head.initialize(mx.init.Normal(0.1))
+        full = losses.create("cosface", 200, 6)
+        full.load_class_weights(head.class_weights())
+        x, labels = nd.random.normal(shape=(4, 6)), np.array([3, 5, 5, 7])
+        touched = []
+        for head.step in range(4):
+            loss = head(x, labels).asnumpy()
+            touched.append(head.stats["rows_touched"])
+        assert touched == [20, 20, 200, 200]
+        np.testing.assert_allclose(loss, full(x, labels).asnumpy(), rtol=1e-5)
+        # Where the weights are on the device, all of them are used in place.
+        assert (head.sampler.draw(3, labels).classes is None) is (store == "device")
+
+    def test_rows_take_a_schedule_too(self):
+        sampler = RandomRows([(0, 0.25), (3, 1.0)])
+        assert [len(sampler.draw(step, np.arange(8)).samples) for step in (2, 3)] == [2, 8]
+        assert "0.25, 1 from step 3 on of the samples" in repr(sampler)
+
+    def test_memory_is_that_of_the_largest_rate(self):
+        spec = losses.resolve("cosface", {"sample_rate": [(0, 0.1), (5, 0.5)]})
+        assert spec.sampled_share == 0.5
+
+
+def test_the_classes_of_the_batch_alone(rng):
+    head = losses.create("dsoftmax", 500, 6, negatives="batch", store="host")
+    head.load_class_weights(rng.normal(size=(500, 6)))
+    before = head.class_weights()
+    x, labels = nd.array(rng.normal(size=(4, 6))), np.array([1, 1, 2, 3])
+    with autograd.record():
+        loss = head(x, labels)
+    loss.backward()
+    head.trainer("sgd").step(4)
+    assert head.stats["negatives"] == 2
+    changed = np.flatnonzero((head.class_weights() != before).any(axis=1))
+    np.testing.assert_array_equal(changed, [1, 2, 3])
+    small = losses.create("dsoftmax", 3, 6)
+    small.load_class_weights(before[1:4])
+    np.testing.assert_allclose(small(x, labels - 1).asnumpy(), loss.asnumpy(), rtol=1e-5)
+
+
+def test_mixed_negatives(rng):
+    """The batch's classes, the nearest two of each sample, and random ones up to the rate."""
+    weights = rng.normal(size=(500, 6)).astype(np.float32)
+    options = {"negatives": "mixed", "sample_rate": 0.1, "nearest": 2, "trees": 50}
+    head = losses.create("arcface", 500, 6, seed=3, **options)
+    head.load_class_weights(weights)
+    x, labels = rng.normal(size=(4, 6)).astype(np.float32), np.array([1, 1, 2, 3])
+    draws = [head.sampler.draw(step, labels, nd.array(x)) for step in range(6)]
+    assert {len(draw.classes) for draw in draws} == {50 - 3}
+    assert all(draw.labels_are_negatives for draw in draws)
+    cosines = x @ weights.T / np.linalg.norm(weights, axis=1)
+    cosines[:, labels] = -np.inf
+    nearest = np.unique(np.argsort(-cosines, axis=1)[:, :2])
+    always = set.intersection(*(set(draw.classes) for draw in draws))
+    assert len(always & set(nearest)) >= len(nearest) - 1  # the forest is approximate
+    assert len(always) <= 4 * 3 + 2  # the others are random
+    with pytest.raises(ValueError, match="nearest must be 1 or more"):
+        losses.create("arcface", 500, 6, **{**options, "nearest": 0})

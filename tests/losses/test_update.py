@@ -6,10 +6,11 @@ import pytest
 from mxnet import autograd, nd
 
 from dsoftmax import losses
-from dsoftmax.losses import log_sum_exp
+from dsoftmax.losses import negatives
 
 CLASSES, WIDTH = 60, 6
-PRESETS = [name for name in losses.names() if name not in ("hf_softmax", "adaface")]
+RUNNING_MEANS = ["adaface", "curricularface"]
+PRESETS = [name for name in losses.names() if name not in ("hf_softmax", *RUNNING_MEANS)]
 SIZES = [4, 1, 7]  # of the micro-batches
 
 
@@ -57,13 +58,22 @@ def test_is_that_of_one_large_batch(preset):
     assert_same(train(preset, SIZES), train(preset, [12], is_announced=False))
 
 
-@pytest.mark.parametrize("preset", ["dsoftmax", "dsoftmax_b", "dsoftmax_k", "rand_arcface"])
+@pytest.mark.parametrize(
+    "preset", ["dsoftmax", "dsoftmax_b", "dsoftmax_k", "rand_arcface", "mv_softmax", "uniface"]
+)
 @pytest.mark.parametrize(
     "placement", [{"ctx": [mx.cpu(0), mx.cpu(1)]}, {"chunk": 7}, {"ctx": [mx.cpu(3)]}], ids=str
 )
 def test_in_every_placement(preset, placement):
     found = train(preset, SIZES, **placement)
     assert_same(found, train(preset, [12], is_announced=False))
+
+
+@pytest.mark.parametrize("options", [{}, {"sample_rate": 0.3}], ids=str)
+def test_several_centres_per_class(options):
+    options = {"subcentres": 3, **options}
+    large = train("cosface", [12], is_announced=False, **options)
+    assert_same(train("cosface", SIZES, **options), large)
 
 
 @pytest.mark.parametrize("preset", ["dsoftmax_k", "rand_softmax"])
@@ -78,7 +88,7 @@ def test_from_host_memory(preset, devices):
 @pytest.mark.parametrize("preset", ["dsoftmax_k", "rand_softmax"])
 def test_negatives_are_drawn_for_all_labels(preset, correction, monkeypatch):
     """Else a micro-batch's negatives would be labels of another one."""
-    monkeypatch.setattr(log_sum_exp, "CACHED_CLASSES", 5)
+    monkeypatch.setattr(negatives, "CACHED_CLASSES", 5)
     found = train(preset, SIZES, sample_rate=0.6, correction=correction)
     large = train(preset, [12], is_announced=False, sample_rate=0.6, correction=correction)
     assert_same(found, large)
@@ -121,10 +131,12 @@ def test_a_large_batch_differs_from_the_batches_it_is_made_of():
     assert not np.allclose(*weights, atol=1e-3)
 
 
-def test_adaface_takes_statistics_per_micro_batch():
-    """As BatchNorm does; its running mean is no function of the large batch."""
-    found, large = train("adaface", SIZES), train("adaface", [12], is_announced=False)
-    np.testing.assert_allclose(found[3], large[3], atol=0.05)
+@pytest.mark.parametrize("preset", RUNNING_MEANS)
+def test_statistics_are_those_of_each_micro_batch(preset):
+    """As BatchNorm's are; a running mean is no function of the large batch."""
+    found, large = train(preset, SIZES), train(preset, [12], is_announced=False)
+    size = np.abs(large[3]).max()
+    np.testing.assert_allclose(found[3] / size, large[3] / size, atol=0.1)
     assert not np.allclose(found[3], large[3], atol=1e-7)
 
 

@@ -70,6 +70,9 @@ def waits_of_steps(rng, head, trainer, parts=1, is_announced=False):
     [(name, {}) for name in losses.names() if name != "hf_softmax"]
     + [
         ("dsoftmax", {"chunk": 7}),
+        ("arcface", {"subcentres": 2, "inter_filter": 0.4}),
+        ("dsoftmax", {"d": "learned"}),
+        ("dsoftmax", {"negatives": "batch"}),
         ("rand_arcface", {"chunk": 7}),
         ("dsoftmax_k", {"correction": "logq"}),
         ("dsoftmax_k", {"store": "host"}),

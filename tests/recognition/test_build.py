@@ -85,6 +85,67 @@ def test_class_weights_that_fit_are_taken(flags, rng):
             assert "its class weights (7, 8) do not fit these 5 classes" in run.plan.notes[-1]
 
 
+def test_shards_of_class_weights_are_taken(flags, rng):
+    prefix = train_one(flags)
+    saved = mx.nd.load(f"{prefix}-0000.params")
+    weights = rng.normal(size=(6, 8))  # five classes on two devices, and one that fills them up
+    for device in range(2):
+        saved[f"arg:fc7_{device}_weight"] = mx.nd.array(weights[3 * device : 3 * device + 3])
+    mx.nd.save(f"{prefix}-0005.params", saved)
+    run = loop.Run(parse(flags("run", pretrained=f"{prefix},5")))
+    taken = run.trained.head.class_weights()
+    np.testing.assert_array_equal(taken, weights[:5].astype(np.float32))
+
+
+class TestClassWeights:
+    """``--class-weights``: another loss begins with the classes of a run, wherever they live."""
+
+    @pytest.mark.parametrize(
+        "changes",
+        [
+            {"loss": "arcface"},
+            {"loss": "arcface", "devices": "cpu:2", "per_batch_size": 4, "class_parallel": 1},
+            {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host"},
+        ],
+    )
+    @pytest.mark.parametrize("form", ["run", "npy"])
+    def test_of_a_run(self, flags, tmp_path, form, changes):
+        prefix = train_one(flags)
+        weights = np.load(Path(states_of(flags("first", max_steps=6))[0]) / "classes.npy")
+        np.save(tmp_path / "weights.npy", weights)
+        given = {"run": os.path.dirname(prefix), "npy": tmp_path / "weights.npy"}[form]
+        run = loop.Run(parse(flags("second", class_weights=given, **changes)))
+        np.testing.assert_array_equal(run.trained.head.class_weights(), weights)
+        assert f"class weights are from {given}" in run.plan.notes
+
+    def test_they_outrank_those_of_a_model(self, flags, tmp_path, rng):
+        prefix = train_one(flags)
+        saved = mx.nd.load(f"{prefix}-0000.params")
+        model = {**saved, "arg:fc7_weight": mx.nd.array(rng.normal(size=(5, 8)))}
+        mx.nd.save(f"{prefix}-0005.params", model)
+        weights = rng.normal(size=(5, 8)).astype(np.float32)
+        np.save(tmp_path / "w.npy", weights)
+        both = {"pretrained": f"{prefix},5", "class_weights": tmp_path / "w.npy"}
+        run = loop.Run(parse(flags("second", **both)))
+        np.testing.assert_array_equal(run.trained.head.class_weights(), weights)
+
+    @pytest.mark.parametrize(
+        ("shape", "message"),
+        [
+            ((7, 8), "--class-weights: .*w.npy: it holds 7 classes, and 5 are needed: tools/cl"),
+            ((5, 9), "class weights of width 9, and the embeddings have width 8"),
+        ],
+    )
+    def test_those_that_do_not_fit(self, flags, tmp_path, shape, message):
+        np.save(tmp_path / "w.npy", np.ones(shape))
+        with pytest.raises(ValueError, match=message):
+            loop.Run(parse(flags(class_weights=tmp_path / "w.npy")))
+
+    def test_two_beginnings(self, flags):
+        with pytest.raises(ValueError, match="both say how class weights begin"):
+            loop.Run(parse(flags(class_weights="w.npy", init_classes="mean")))
+
+
 def test_a_network_that_does_not_fit(flags, capsys):
     prefix = train_one(flags)
     saved = mx.nd.load(f"{prefix}-0000.params")

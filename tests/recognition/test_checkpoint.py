@@ -49,8 +49,13 @@ def rewrite_facts(state, **changes):
         {"loss": "sphereface"},
         {"config": "dropout.py", "lr_schedule": "cosine"},
         {"config": "dropout.py", "loss": "dsoftmax_b", "accumulate": 2, "per_batch_size": 4},
+        {"loss": "triplet", "per_batch_size": 6, "loss_option": "images_per_identity=3"},
+        {"loss": "atriplet", "per_batch_size": 3, "devices": "cpu:2"},
     ],
-    ids=["plain", "two devices", "host store", "float16", "annealed", "dropout", "micro-batches"],
+    ids=[
+        *("plain", "two devices", "host store", "float16", "annealed", "dropout", "micro-batches"),
+        *("triplets", "triplets on two devices"),
+    ],
 )
 def test_the_same_bits(flags, changes, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

@@ -3,7 +3,7 @@
 import mxnet as mx
 import pytest
 
-from dsoftmax.losses.log_sum_exp import CACHED_CLASSES
+from dsoftmax.losses.negatives import CACHED_CLASSES
 from dsoftmax.recognition import estimate
 from dsoftmax.recognition.estimate import Estimate, HeadSize
 
@@ -20,19 +20,26 @@ def of_device():
 
 def test_memory_grows_as_it_should(of_device):
     whole = of_device()
-    assert whole.classes == STORED
+    gradients = 4 * 10 * 2 * 1000  # a block of classes, twice
+    assert whole.classes == STORED + gradients
     assert whole.logits == 3 * 4 * 8 * 1000
     assert whole.network == 4 * 3 * (480 + 10)
     assert whole.total == sum(whole)
-    assert of_device(momentum=0.0).classes == STORED / 2
-    assert of_device(devices=2).classes == STORED / 2
+    assert of_device(momentum=0.0).classes == STORED / 2 + gradients
+    assert of_device(devices=2).classes == (STORED + gradients) / 2
     assert of_device(chunk=100).logits == whole.logits / 10
-    large = {"num_classes": 1_000_000, "batch_size": 16, "keeps_logits": False}
-    assert of_device(**large).logits == 3 * 4 * 16 * CACHED_CLASSES
-    assert of_device(sampled_share=0.1).classes == STORED + 4 * 10 * 4 * 100
-    assert of_device(sampled_share=0.1, store="host").classes == 4 * 10 * 4 * 100
-    without = of_device(sampled_share=0.1, momentum=0.0)
-    assert without.classes == STORED / 2 + 4 * 10 * 3 * 100
+    assert of_device(chunk=100).classes == STORED + gradients / 10
+    large = {"num_classes": 1_000_000, "batch_size": 16}
+    assert of_device(**large, keeps_logits=False).logits == 3 * 4 * 16 * CACHED_CLASSES
+    assert of_device(**large).logits == 4 * 16 * (2 * 1_000_000 + CACHED_CLASSES)
+
+
+def test_sampled_classes_are_copied(of_device):
+    rows = 100 + 8  # and those of the batch
+    assert of_device(sampled_share=0.1).classes == STORED + 4 * 10 * 3 * rows
+    assert of_device(sampled_share=0.1, store="host").classes == 4 * 10 * 3 * rows
+    assert of_device(sampled_share=0.1, devices=4).logits == 3 * 4 * 8 * (25 + 2)
+    assert of_device(sampled_share=1.0).logits == 3 * 4 * 8 * 1000  # there are no more
 
 
 def test_where_class_weights_are_stored():

@@ -48,10 +48,12 @@ def test_help_says_which_losses_have_an_option(monkeypatch):
     monkeypatch.setenv("COLUMNS", "100")
     text = " ".join(build_parser().format_help().split())
     for expected in (
-        "(default: 4 with sphereface; 1 with combined)",
-        "(default: 0.5 with arcface, dsoftmax_arcface, rand_arcface; 0.3 with combined)",
+        "(default: 4 with sphereface; 1.5 with sphereface_r; 1 with combined)",
+        "(default: 0.5 with arcface, curricularface, dsoftmax_arcface, rand_arcface; 0.3 with",
         "(default: 1/64 with dsoftmax_b, dsoftmax_k, rand_softmax, rand_arcface, hf_softmax)",
-        "1 with softmax; 64 with nsoftmax, cosface, arcface, combined, adaface; 32 with any other",
+        "1 with softmax; 64 with nsoftmax, cosface, arcface, combined, adaface, magface,",
+        "40 with sphereface2; 32 with any other loss",
+        "inter_filter none with any loss",
         "trees 50 with hf_softmax",
         "detach False with arcface, rand_arcface",
         "normalize False with softmax; True with any other loss",

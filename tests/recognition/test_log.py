@@ -50,7 +50,7 @@ class TestCurves:
     def test_all_panels(self):
         figure = draw_curves(self.rows(3), self.scores(2))
         assert self.lines(figure) == {
-            "loss": ["loss", "intra", "inter above floor"],
+            "loss": ["loss", "intra", "inter above floor", "teacher"],
             "cosines of images and class weights": ["positive", "negative", "max negative"],
             "verification": ["lfw"],
             "learning rate": ["learning rate"],
@@ -60,11 +60,11 @@ class TestCurves:
         assert loss.get_xydata().tolist() == [[0, 9], [10, 8], [20, 7]]
 
     def test_a_loss_without_parts(self):
-        rows = self.rows(3, intra=math.nan, inter_above_floor=math.nan)
+        rows = self.rows(3, intra=math.nan, inter_above_floor=math.nan, teacher=math.nan)
         assert self.lines(draw_curves(rows, self.scores(2)))["loss"] == ["loss"]
 
     def test_a_part_that_is_not_known(self):
-        rows = self.rows(3, inter_above_floor=math.nan)
+        rows = self.rows(3, inter_above_floor=math.nan, teacher=math.nan)
         assert self.lines(draw_curves(rows, []))["loss"] == ["loss", "intra"]
 
     def test_a_point_is_no_curve(self):

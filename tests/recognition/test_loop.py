@@ -13,7 +13,7 @@ import pytest
 
 from dsoftmax.losses import operators
 from dsoftmax.recognition import loop, states, train
-from dsoftmax.recognition.common.distributed.group import Group
+from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.settings import parse
 from tests.recognition.runs import (
@@ -73,6 +73,21 @@ class TwoProcesses(Group):
 
     def gather_integers(self, name, values):
         return np.append(values, self.others[name])
+
+
+def test_a_lost_terminal_stops_a_run_unless_nohup_says_no():
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with loop.StopSignals(ALONE) as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.agreed == 0
+        signal.signal(signal.SIGHUP, signal.SIG_DFL)
+        with loop.StopSignals(ALONE) as signals:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert signals.agreed == signal.SIGHUP
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_a_signal_reaches_all_processes():

@@ -7,6 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 
+from dsoftmax.eval.models import load_model
 from dsoftmax.recognition import loop, models, states, train
 from dsoftmax.recognition.settings import parse
 from tests.recognition.runs import (
@@ -145,3 +146,48 @@ def test_a_verification_that_fails_ends_no_run(flags, monkeypatch, capsys):
     assert "[val][4]not verified: 80 of 80 embeddings hold NaN" in capsys.readouterr().out
     assert newest(made).name == "state-00000004"
     assert not (folder_of(made) / "model-0001.params").exists()  # nobody knows whether it is
+
+
+class TestClassWeightsInModels:
+    """``ckpt_embedding = False``, as insightface's configuration has it."""
+
+    @pytest.fixture
+    def config(self, tmp_path):
+        path = tmp_path / "uncut.py"
+        path.write_text(
+            "from dsoftmax.recognition.config import *\nconfig.ckpt_embedding = False\n"
+        )
+        return path
+
+    @pytest.mark.parametrize("loss", ["arcface", "softmax"])
+    def test_the_graph_computes_embedding_and_logits(self, flags, config, loss, rng):
+        made = flags(config=config, loss=loss, devices="cpu:2", per_batch_size=4, class_parallel=1)
+        assert train.main(made) == 0
+        symbol, arguments, auxiliary = mx.model.load_checkpoint(parse(made).prefix, 0)
+        assert symbol.list_outputs() == ["fc1_output", "fc7_output"]
+        weights = np.load(newest(made) / "classes.npy")
+        np.testing.assert_array_equal(arguments["fc7_weight"].asnumpy(), weights)
+        images = rng.integers(0, 256, (3, 3, 32, 32))
+        module = mx.mod.Module(symbol, label_names=None)
+        module.bind([("data", images.shape)], for_training=False)
+        module.set_params(arguments, auxiliary)
+        module.forward(mx.io.DataBatch([mx.nd.array(images)]), is_train=False)
+        embeddings, logits = (output.asnumpy() for output in module.get_outputs())
+        expected = embeddings @ weights.T
+        if loss == "arcface":
+            lengths = np.outer(*(np.linalg.norm(a, axis=1) for a in (embeddings, weights)))
+            expected = 64 * expected / lengths
+        np.testing.assert_allclose(logits, expected, rtol=1e-4, atol=1e-5)
+        assert load_model(f"{parse(made).prefix},0")(images).shape == (3, 8)
+
+    def test_another_run_begins_with_them(self, flags, config):
+        made = flags("first", config=config)
+        assert train.main(made) == 0
+        second = flags("second", pretrained=f"{parse(made).prefix},0", loss="arcface")
+        weights = loop.Run(parse(second)).trained.head.class_weights()
+        np.testing.assert_array_equal(weights, np.load(newest(made) / "classes.npy"))
+
+    def test_the_default_is_the_embedding_alone(self, flags):
+        made = flags()
+        assert train.main(made) == 0
+        assert not any("fc7" in key for key in mx.nd.load(f"{parse(made).prefix}-0000.params"))

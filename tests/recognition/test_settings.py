@@ -67,6 +67,9 @@ def test_insightface_s_defaults():
         "m2": 0.5,
         "detach": False,
         "normalize": True,
+        "inter_filter": None,
+        "subcentres": 1,
+        "negatives": "all",
     }
     assert found.network_options["output"] == "E"
     assert parse(["--network", "y1"]).embedding_size == 128
@@ -96,15 +99,19 @@ def test_options_of_losses():
         "preset": "dsoftmax_k",
         "scale": 16,
         "d": 0.7,
+        "m": 0.4,
         "sample_rate": 0.125,
         "batch_classes": None,
         "correction": "logq",
         "normalize": True,
+        "inter_filter": None,
+        "subcentres": 1,
+        "negatives": "classes",
     }
     found = parse(["--loss", "arcface", "--m2", "0.4", "--sample-rate", "0.1"])
     assert (found.loss_options["m2"], found.loss_options["sample_rate"]) == (0.4, 0.1)
     assert found.loss_spec().sampled_share == 0.1
-    with pytest.raises(ValueError, match=r"--loss cosface: .*has no option d. Legal are m3"):
+    with pytest.raises(ValueError, match=r"--loss cosface: .*has no option d. Legal are"):
         parse(["--loss", "cosface", "--d", "0.9"])
 
 
@@ -187,6 +194,9 @@ class TestOwnConfig:
             "m2": 0.3,
             "m3": 0.1,
             "normalize": True,
+            "inter_filter": None,
+            "subcentres": 1,
+            "negatives": "all",
         }
         assert found.per_batch_size == 60  # a loss may change a flag's default
         assert (found.lr, found.wd, found.mom, found.ckpt) == (0.05, 1e-4, 0.8, 2)
@@ -298,7 +308,6 @@ class TestInsightfaceConfig:
         ("line", "note"),
         [
             ("config.workspace = 512", "note: config.workspace = 512 does nothing here: Gluon"),
-            ("config.ckpt_embedding = False", "note: config.ckpt_embedding = False does nothing"),
             ("config.ce_loss = False", "the loss is always logged"),
             ("config.fc7_no_bias = True", "classes never have a bias"),
             ("config.count_flops = False", "FLOPs are always printed"),
@@ -320,9 +329,9 @@ class TestInsightfaceConfig:
 
     def test_options_of_another_loss(self, settle):
         """Those of the whole configuration may be for any loss, those of an entry are for its."""
-        found = settle("config.loss_m = 9\nconfig.loss_d = 0.8", "--loss", "dsoftmax")
+        found = settle("config.loss_h = 9\nconfig.loss_d = 0.8", "--loss", "dsoftmax")
         assert found.loss_options["d"] == 0.8
-        assert [note.split(" = ")[0] for note in found.notes] == ["warning: config.loss_m"]
+        assert [note.split(" = ")[0] for note in found.notes] == ["warning: config.loss_h"]
         with pytest.raises(ValueError, match="--loss arcface: arcface has no option K"):
             settle("loss.arcface.loss_K = 3")
 
@@ -340,6 +349,11 @@ class TestInsightfaceConfig:
                 "gluoncv:resnet18_v1b",
             ),
             ("", "tiny", "tiny"),
+            ("", "d201", "d201"),
+            ("network.d = edict(net_name='fdensenet', num_layers=121)", "d", "d121"),
+            ("", "m05", "m1"),
+            ("", "mnas025", "mnas"),
+            ("", "vargfacenet", "vargfacenet"),
         ],
     )
     def test_an_entry_decides_which_network_it_is(self, settle, lines, network, architecture):
@@ -358,7 +372,7 @@ class TestInsightfaceConfig:
             settle(f"network.d1 = edict(net_name='{name}', num_layers=51)", "--network", "d1")
 
     def test_widths_are_insightface_s(self, settle):
-        """It has the key for networks that are not here, and does not read it for these."""
+        """It has the key for some networks, and does not read it for the others."""
         for network in ("r50", "y1"):
             found = settle("config.net_multiplier = 0.5", "--network", network)
             assert "multiplier" not in found.network_options
@@ -367,6 +381,15 @@ class TestInsightfaceConfig:
             )
         found = settle("config.net_multiplier = 0.5", "--network", "tiny")
         assert (found.network_options["multiplier"], found.notes) == (0.5, ())
+        for network, width in {"m05": 0.5, "mnas025": 0.25, "vargfacenet": 1.25}.items():
+            assert settle("", "--network", network).network_options["multiplier"] == width
+
+    def test_other_defaults_are_insightface_s(self, settle):
+        dense, small = settle("", "--network", "d201"), settle("", "--network", "mnas05")
+        assert (dense.per_batch_size, dense.embedding_size) == (64, 512)
+        assert dense.network_options["densenet_dropout"] == 0.0
+        assert (small.per_batch_size, small.embedding_size) == (128, 256)
+        assert small.network_options["output"] == "GDC"
 
     @pytest.mark.parametrize(
         ("kind", "expected"),
@@ -394,8 +417,13 @@ class TestInsightfaceConfig:
             assert found.embedding_size == size
         assert "common_settings" not in sys.modules
         assert str(tmp_path) not in sys.path
-        with pytest.raises(ValueError, match=r"--config .*config.py: No module named 'not_here'"):
+        with pytest.raises(ValueError, match=r"--config .*config.py: .*No module named 'not_here'"):
             settle("import not_here")
+
+    @pytest.mark.parametrize("line", ["1 / 0", "{}['x']", "raise SystemExit(3)", "assert False"])
+    def test_errors_in_it_name_the_file(self, settle, line):
+        with pytest.raises(ValueError, match=r"--config .*config\.py: \w+: "):
+            settle(line)
 
     def test_a_dataset_without_a_path(self, settle):
         with pytest.raises(ValueError, match=r"--dataset bare: .* has no dataset_path"):
@@ -439,15 +467,34 @@ def test_options_of_a_loss_without_a_flag():
     assert found.loss_options["detach"] is True
 
 
+def test_schedules_words_and_negatives():
+    found = parse(["--loss", "arcface", "--sample-rate", "0:1/8,300:1"])
+    assert found.loss_options["sample_rate"] == [(0, 0.125), (300, 1.0)]
+    assert found.loss_spec().make_criterion().m2 == 0.5
+    assert parse(["--loss", "dsoftmax", "--d", "learned"]).loss_options["d"] == "learned"
+    found = parse(["--loss", "arcface", "--loss-option", "negatives=batch"])
+    assert (found.loss_spec().negatives, found.loss_spec().sampled_share) == ("batch", 0)
+    for wrong in ("0:1/8,x:1", "0:2", "1/8,5:1"):
+        with pytest.raises(SystemExit):
+            parse(["--loss", "arcface", "--sample-rate", wrong])
+    with pytest.raises(ValueError, match="--loss arcface: the steps of sample_rate must begin"):
+        parse(["--loss", "arcface", "--sample-rate", "5:1/8"])
+
+
 @pytest.mark.parametrize(
     ("loss", "option", "message"),
     [
         ("arcface", "detatch=1", "arcface has no option detatch, did you mean detach"),
-        ("arcface", "x=1", "no option x. Legal are detach, m2, normalize, sample_rate, scale"),
+        ("arcface", "x=1", "no option x. Legal are detach, inter_filter, m2, .*"),
         ("hf_softmax", "tree=9", "no option tree, did you mean trees"),
         ("hf_softmax", "trees=many", "trees is a number like 50, not 'many'"),
         ("arcface", "m2=half", "m2 is a number like 0.5, not 'half'"),
         ("arcface", "scale=-1", "scale must be a positive number, not -1"),
+        ("dsoftmax", "d=half", "d must be a number like 0.9, or 'learned', not 'half'"),
+        ("dsoftmax_arcface", "d=learned", "d can't be learned by DSoftmaxArcFace, .*"),
+        ("arcface", "negatives=few", "negatives must be one of all, .*"),
+        ("sphereface2", "t=4", "t must be 1, 2 or 3, not 4"),
+        ("dsoftmax_b", "sample_rate=half", "sample_rate must lie in .*, not 'half'"),
     ],
 )
 def test_options_of_a_loss_that_can_not_be(loss, option, message):

@@ -84,6 +84,18 @@ def test_the_forest_is_charged_for_its_rebuilds(capsys, in_this_process):
     assert "the paper's was 90%" in out
 
 
+def test_options_of_a_loss(capsys, in_this_process, monkeypatch):
+    made = []
+    create = losses.create
+    monkeypatch.setattr(
+        losses, "create", lambda *args, **options: made.append(options) or create(*args, **options)
+    )
+    contender = "arcface:inter_filter=0.4,negatives=classes,sample_rate=1/4"
+    (result,) = json.loads(run(capsys, "--losses", contender, "--json"))["results"]
+    assert result["rows"] <= 75 + 16
+    assert (made[0]["inter_filter"], made[0]["sample_rate"]) == (0.4, 0.25)
+
+
 @pytest.mark.parametrize("loss", losses.names())
 def test_every_loss_can_be_measured(loss):
     bench = Bench(contender(loss))

@@ -78,6 +78,19 @@ def test_overlapping_identities_are_left_out(dataset, run, tmp_path, rng):
     assert contents(Records(joint)) == kept
 
 
+def test_a_network_embeds_the_datasets(dataset, run, symbol_model, tmp_path):
+    """Both sets are the same here: nobody of the second one is new."""
+    (first, images), (second, _) = dataset(name="first"), dataset(name="second")
+    for name in ("train.rec", "train.idx"):
+        (second / name).write_bytes((first / name).read_bytes())
+    code, joint = run(first, second, model=f"{symbol_model()},0", overlap=0.9999)
+    assert code == 0
+    kept = [row for row in report(joint) if row["label"]]
+    assert {row["dataset"] for row in kept} == {str(first)}
+    assert contents(Records(joint)) == images
+    assert len(list((joint / "embeddings").glob("*/embeddings.npy"))) == 2
+
+
 def test_centres_and_nearest_against_a_plain_loop(rng, monkeypatch):
     monkeypatch.setattr(merging, "ROWS_PER_BLOCK", 7)  # so that identities span blocks
     monkeypatch.setattr(merging, "CENTRES_PER_BLOCK", 5)
@@ -121,6 +134,7 @@ def test_shuffled_for_image_record_iter(dataset, run):
         ({"embeddings": "good.npy,text.npy"}, "not a .npy file"),
         ({"embeddings": "good.npy,missing.npy"}, "missing.npy"),
         ({"exclude": "good.npy"}, "--exclude needs the --embeddings"),
+        ({"embeddings": "good.npy,good.npy", "model": "x,0"}, "either --model or --embeddings"),
     ],
 )
 def test_bad_embeddings(dataset, run, tmp_path, monkeypatch, capsys, flags, message):

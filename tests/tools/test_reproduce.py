@@ -12,7 +12,7 @@ import pytest
 
 from dsoftmax.recognition.data.synthetic import make_dataset
 from dsoftmax.tools import reproduce
-from dsoftmax.tools.reproduction import scales
+from dsoftmax.tools.reproduction import scales, speed
 from dsoftmax.tools.reproduction.runner import Runner
 
 
@@ -39,6 +39,7 @@ def arguments(people, output, *others):
 
 
 def test_a_table_from_a_dataset_and_nothing_is_run_twice(people, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(speed, "PAPERS_SIZE", speed.Size(600, width=8, batch_size=4, part=4))
     output = str(tmp_path / "out")
     assert reproduce.main(arguments(people, output, "table3", "claims")) == 0
     assert "results.md" in capsys.readouterr().out

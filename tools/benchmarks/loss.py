@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import dataclasses
 import statistics
 import sys
@@ -25,9 +26,9 @@ from dsoftmax.recognition.common.memory import (
     resident_bytes,
 )
 from dsoftmax.recognition.common.progress import progress
+from dsoftmax.recognition.common.speed import copy_bandwidth
 from dsoftmax.tools.benchmarks.measuring import Isolated
 
-COPIED_FLOATS = 1 << 26  # far more than any cache holds
 FLOOR_CLASSES = 1 << 16  # at a time: more are no faster
 SWEEP_ROWS = 100_000  # a sweep leaves out steps with more class weights: they take too long
 NETWORK_SECONDS = 0.1  # of the pause that stands for a network on a GPU: no core is busy
@@ -49,16 +50,19 @@ class Contender:
     momentum: float = 0.9
     chunk: int | None = None
     name: str = ""
+    options: tuple[tuple[str, Any], ...] = ()  # of the loss
 
     @property
     def negatives(self) -> str:
         """How the loss chooses its negatives."""
-        return resolve(self.loss).negatives
+        return resolve(self.loss, dict(self.options)).negatives
 
     @property
     def rows(self) -> int:
         """Estimate how many class weights a step uses."""
-        if self.negatives in ("classes", "forest"):
+        if self.negatives == "batch":
+            return self.batch_size
+        if self.negatives in ("classes", "forest", "mixed"):
             return min(round(self.sample_rate * self.classes) + self.batch_size, self.classes)
         return self.classes
 
@@ -81,13 +85,13 @@ class Contender:
     def bytes_needed(self) -> int:
         """Estimate the memory, to decide how many contenders run at once."""
         logits = 2 * 4 * self.batch_size * min(self.rows, self.chunk or self.rows)
-        forest = self.classes * 600 if self.negatives == "forest" else 0
+        forest = self.classes * 600 if self.negatives in ("forest", "mixed") else 0
         return self.bytes_stored + logits + forest + (1 << 29)
 
     def make_head(self, group: Group) -> losses.Head:
         """Create the head, or this process's part of it if a group shares the classes."""
-        options = {}
-        if "sample_rate" in resolve(self.loss).options:
+        options = dict(self.options)
+        if "sample_rate" in resolve(self.loss, options).options:
             options["sample_rate"] = self.sample_rate
         return losses.create(
             self.loss,
@@ -117,18 +121,31 @@ def parse_contender(text: str, args: argparse.Namespace) -> Contender:
         "sample_rate": rate,
         "classes": int,
     }
-    changed = {}
+    changed, options = {}, {}
     for change in changes.split(",") if changes else ():
         key, _, value = change.partition("=")
-        if key not in parsers:
-            raise ValueError(f"--losses {text}: {key!r} is none of {', '.join(parsers)}")
-        changed[key] = parsers[key](value)
+        if key in parsers:
+            changed[key] = parsers[key](value)
+        elif key in resolve(loss).options:
+            options[key] = _literal(value)
+        else:
+            raise ValueError(
+                f"--losses {text}: {key!r} is none of {', '.join(parsers)}, nor an option of {loss}"
+            )
     common = {key: getattr(args, key) for key in ("width", "batch_size", *parsers)}
-    sampled = resolve(loss).sampled_share is not None
+    sampled = resolve(loss, options).sampled_share is not None
     if not sampled and "store" not in changed:
         # only sampled classes can be in the host's memory, and only there in 2 bytes
         common.update(store="device", dtype="float32")
-    return Contender(loss=loss, name=text, **{**common, **changed})
+    settings = {**common, **changed}
+    return Contender(loss=loss, name=text, options=tuple(options.items()), **settings)
+
+
+def _literal(text: str) -> Any:
+    try:
+        return ast.literal_eval(text)
+    except (ValueError, SyntaxError):
+        return text
 
 
 class Bench:
@@ -263,16 +280,7 @@ class Bench:
 
     def copy_bandwidth(self) -> float:
         """Return the bytes per second that a plain copy of a large array reads and writes."""
-        device = self.head.store.shards[0].device
-        source, target = (nd.zeros((COPIED_FLOATS,), ctx=device) for _ in range(2))
-        seconds = []
-        for _ in range(5):
-            nd.waitall()
-            started = time.perf_counter()
-            source.copyto(target)
-            nd.waitall()
-            seconds.append(time.perf_counter() - started)
-        return 2 * 4 * COPIED_FLOATS / min(seconds)
+        return copy_bandwidth(self.head.store.shards[0].device)
 
     def rows(self) -> int:
         """Return how many class weights the last step read and wrote."""

@@ -9,6 +9,7 @@ import subprocess
 import tempfile
 from typing import NamedTuple, Sequence
 
+from dsoftmax.recognition.common.files import open_text
 from dsoftmax.recognition.common.parallel import map_ordered
 
 LOCAL = ("localhost", "127.0.0.1")
@@ -42,7 +43,7 @@ class Place(NamedTuple):
 def read_hosts(path: str) -> list[Host]:
     """Read one host per line, with or without ``slots=K`` after it; ``#`` begins a comment."""
     hosts = []
-    with open(path, encoding="utf-8") as file:
+    with open_text(path) as file:
         for number, line in enumerate(file, 1):
             words = line.partition("#")[0].split()
             if not words:

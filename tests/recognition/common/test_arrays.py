@@ -1,3 +1,6 @@
+import contextlib
+import struct
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -107,3 +110,77 @@ def test_a_trainer_on_a_full_disk(tmp_path, largest_file):
     with largest_file(len(before) - 1), pytest.raises(OSError, match="bytes are needed"):
         trainer.save_states(tmp_path / "states")
     assert (tmp_path / "states").read_bytes() == before
+
+
+def old_file(arrays, header):
+    """Write arrays as older releases of MXNet did; `header` makes what precedes the context."""
+    content = struct.pack("<3Q", 0x112, 0, len(arrays))
+    for array in arrays.values():
+        content += header(array.shape) + struct.pack("<3i", 1, 0, 0) + array.tobytes()
+    content += struct.pack("<Q", len(arrays))
+    for name in arrays:
+        content += struct.pack("<Q", len(name)) + name.encode()
+    return content
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        lambda shape: struct.pack(f"<II{len(shape)}q", 0xF993FAC8, len(shape), *shape),
+        lambda shape: struct.pack(f"<I{len(shape)}I", len(shape), *shape),
+    ],
+    ids=["without storage", "axes alone"],
+)
+def test_files_of_older_releases(tmp_path, rng, header):
+    arrays = {
+        name: rng.normal(size=shape).astype(np.float32)
+        for name, shape in (("a", (3, 2)), ("b", (4,)))
+    }
+    (tmp_path / "old").write_bytes(old_file(arrays, header))
+    of_mxnet, loaded = mx.nd.load(str(tmp_path / "old")), load_arrays(tmp_path / "old")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(of_mxnet[name].asnumpy(), array)
+        np.testing.assert_array_equal(loaded[name].asnumpy(), array)
+
+
+@pytest.mark.parametrize(
+    ("place", "number", "problem"),
+    [
+        (16, (1 << 40).to_bytes(8, "little"), "array 1 of"),  # arrays
+        (24, b"\0\0\0\0", "0 axes"),  # no array's beginning
+        (28, b"\1\0\0\0", "sparse"),
+        (32, b"\xff\xff\xff\xff", "-1 axes"),
+        (32, b"\xff\xff\xff\x7f", "2147483647 axes"),
+        (36, (1 << 60).to_bytes(8, "little"), "ends before that"),  # the length of an axis
+        (36, (-3).to_bytes(8, "little", signed=True), r"shape \(-3,\)"),
+        (52, b"\x63\0\0\0", "type 99"),
+        (68, (1 << 32).to_bytes(8, "little"), "4294967296 names of 1"),
+        (76, (1 << 32).to_bytes(8, "little"), "name 0 of 4294967296 bytes"),
+        (84, b"\xff", "no text"),
+    ],
+)
+def test_every_number_of_a_file_is_checked(tmp_path, place, number, problem):
+    save_arrays(tmp_path / "file", {"a": np.ones(3, np.float32)})
+    content = bytearray((tmp_path / "file").read_bytes())
+    content[place : place + len(number)] = number
+    (tmp_path / "file").write_bytes(content)
+    for load in (load_arrays, map_arrays):
+        with pytest.raises(ValueError, match=f"file: not a parameter file, .*{problem}"):
+            load(tmp_path / "file")
+
+
+@pytest.mark.parametrize("flip", range(100))
+def test_no_flipped_bit_does_harm(tmp_path, rng, flip):
+    save_arrays(tmp_path / "file", {"a": np.ones((2, 3), np.float32), "b": np.arange(4)})
+    content = bytearray((tmp_path / "file").read_bytes())
+    content[rng.integers(len(content))] ^= 1 << rng.integers(8)
+    (tmp_path / "file").write_bytes(content)
+    with contextlib.suppress(ValueError):  # and no other
+        assert len(load_arrays(tmp_path / "file")) == 2
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf, -np.inf])
+def test_numbers_that_are_not_finite_are_named(tmp_path, bad):
+    save_arrays(tmp_path / "file", {"a": np.ones(3), "b": np.array([1, bad, -bad], np.float32)})
+    with pytest.raises(ValueError, match="file: b holds NaN or infinite numbers"):
+        load_arrays(tmp_path / "file")

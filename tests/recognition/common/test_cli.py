@@ -168,3 +168,20 @@ def test_bad_rate(text):
 def test_some_of():
     assert some_of(["a", "b"]) == "  a\n  b"
     assert some_of(list("abc"), most=2) == "  a\n  b\n  ... and 1 more"
+
+
+@pytest.mark.parametrize(
+    ("error", "printed"),
+    [
+        (MemoryError(), "there is not enough memory"),
+        (MemoryError("no room for faces.npy"), "no room for faces.npy"),
+        (EOFError(), "a file ends before it should"),
+    ],
+)
+def test_errors_that_say_nothing_themselves(error, printed, capsys):
+    @command
+    def fail(_):
+        raise error
+
+    assert fail([]) == 2
+    assert f"error: {printed}\n" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from dsoftmax.recognition.common.files import (
     atomic_folder,
     clean_partial,
     explain_full_disk,
+    open_text,
 )
 
 
@@ -88,3 +89,14 @@ def test_what_killed_processes_left(tmp_path):
         [f".mine.{alive}.part", "12.part", "notes.part", f"x.{gone}.party"]
     )
     assert clean_partial(str(tmp_path / "nowhere")) == []
+
+
+def test_text_that_is_not_utf8_is_named(tmp_path):
+    path = tmp_path / "pairs.txt"
+    path.write_bytes(b"\xef\xbb\xbfJos\xc3\xa9 1 2\n")
+    with open_text(path) as file:
+        assert file.read() == "José 1 2\n"
+    path.write_bytes(b"Jos\xe9 1 2\n")
+    with pytest.raises(ValueError, match=r"pairs\.txt: it is not text in UTF-8, .* 0xe9"):
+        with open_text(path) as file:
+            file.read()

@@ -3,6 +3,7 @@ import os
 import pickle
 import pickletools
 import struct
+import tracemalloc
 
 import cv2
 import numpy as np
@@ -217,6 +218,31 @@ def test_opcodes_of_attack_and_damage(pack_path, tmp_path, code):
     with pytest.raises(PackError, match=r"lfw\.bin: "):
         read_pack(pack_path)
     assert not trace.exists()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        b"\x80\x05\x96" + (3 << 30).to_bytes(8, "little") + b".",  # BYTEARRAY8
+        b"\x80\x04\x8e" + (3 << 30).to_bytes(8, "little") + b".",  # BINBYTES8
+        b"\x80\x03B" + (3 << 30).to_bytes(4, "little") + b".",  # BINBYTES
+        b"\x80\x04\x95" + (3 << 30).to_bytes(8, "little") + b".",  # FRAME
+        # One text of 4 MB, encoded again and again.
+        b"\x80\x02X" + (4 << 20).to_bytes(4, "little") + bytes(4 << 20) + b"q\x000]q\x01"
+        b"c_codecs\nencode\nq\x020(" + 300 * b"h\x02h\x00X\x06\x00\x00\x00latin1\x86R" + b"l.",
+    ],
+    ids=["bytearray", "bytes8", "bytes", "frame", "encode"],
+)
+def test_few_bytes_do_not_fill_the_memory(pack_path, code):
+    pack_path.write_bytes(code)
+    tracemalloc.start()
+    try:
+        with pytest.raises(PackError, match=r"lfw\.bin: "):
+            read_pack(pack_path)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < 10 * len(code) + (1 << 20)
 
 
 def test_the_reader_itself_cannot_be_changed(pack_path, images):

@@ -238,3 +238,11 @@ def test_real_faces(real_data):
     assert batch.data.shape == (64, 3, 112, 112)
     assert 60 < batch.data.mean() < 180
     assert batch.data[:, 0].mean() > batch.data[:, 2].mean()  # skin: more red than blue
+
+
+def test_a_label_outside_the_classes_is_named(records):
+    records.labels  # noqa: B018 (by the header's ranges, five classes)
+    read = records.read
+    records.read = lambda image: (1000 if image == 7 else read(image)[0], read(image)[1])
+    with pytest.raises(RecordError, match=r"image 7 \(key 8\) has the label 1000, .* 5 classes"):
+        batches(Pipeline(records, 23))

@@ -495,3 +495,12 @@ def test_real_sets(real_data, name, images, classes, size):
         header, body = mx.recordio.unpack(reader.read_idx(int(records.keys[image])))
         label, encoded = records.read(image)
         assert (label, encoded.tobytes()) == (header.label, body)
+
+
+@pytest.mark.parametrize(
+    "line", ["0,112,112", "-3,112,112", "99999999999999,112,112", "5,99999,112", "5,112,0"]
+)
+def test_property_with_numbers_no_dataset_has(tmp_path, line):
+    (tmp_path / "property").write_text(line)
+    with pytest.raises(ValueError, match=r"property: .* classes of .* pixels: a dataset has 1 to"):
+        read_property(str(tmp_path / "property"))

@@ -7,12 +7,11 @@ from mxnet import autograd
 
 from dsoftmax.eval.models import ModelName, load_model
 from dsoftmax.recognition import networks
+from tests.recognition.networks.families import SMALL
 
-SMALL = {"multiplier": 0.125, "units_per_stage": (1, 1, 1, 1), "image_size": (32, 32)}
 CASES = {
-    "r18": SMALL,
-    "r50v1": {**SMALL, "se": 1},
-    "y1": {"image_size": (32, 32)},
+    **SMALL,
+    "r50v1": {**SMALL["r18"], "se": 1},
     "tiny": {},
     "gluoncv:resnet18_v1": {},
     "gluoncv:resnet18_v1b": {},
@@ -42,14 +41,14 @@ def test_saved_models_give_the_same_embeddings(name, tmp_path, images, initializ
         "model-0007.params",
         "model-symbol.json",
     ]
-    pixels = images()
+    pixels = images(4, *CASES[name].get("image_size", (32, 32)))
     expected = network(mx.nd.array(pixels, dtype="uint8")).asnumpy()
     embed = load_model(ModelName(prefix, 7), [mx.cpu()])
     np.testing.assert_allclose(embed(pixels), expected, rtol=1e-3, atol=1e-3)
 
 
 def test_saved_models_load_as_insightface_loads_them(tmp_path, images, initialized):
-    network = initialized("r18", **SMALL)
+    network = initialized("r18", **SMALL["r18"])
     networks.save_model(network, str(tmp_path / "model"), 0)
     symbol, arguments, auxiliary = mx.model.load_checkpoint(str(tmp_path / "model"), 0)
     assert symbol.list_outputs() == ["fc1_output"]
@@ -163,6 +162,17 @@ def test_both_names_of_the_last_weight_are_known(name, own, other, initialized):
     expected = arrays[f"arg:{other}"].asnumpy()
     assert networks.load_parameters(network, arrays)[1:] == ([], [])
     assert (network.collect_params()[own].data().asnumpy() == expected).all()
+
+
+def test_networks_of_gluon_are_known_by_any_number(initialized):
+    network = initialized("mnas025", **CASES["mnas025"])
+    arrays = {
+        f"arg:{name.replace('mnasnet0_', 'mnasnet12_')}": value.data() + 1
+        for name, value in network.collect_params().items()
+    }
+    assert networks.load_parameters(network, arrays)[1:] == ([], [])
+    own, other = "mnasnet0_stage5_3_conv0_weight", "arg:mnasnet12_stage5_3_conv0_weight"
+    assert (network.collect_params()[own].data() == arrays[other]).asnumpy().all()
 
 
 def test_broken_files_are_named(tmp_path):

@@ -116,6 +116,15 @@ def test_options_change_the_names(options, more, fewer):
     assert {name for name in plain - changed if not in_first_unit.match(name)} == fewer
 
 
+def test_squeeze_and_excitation_of_vargfacenet():
+    plain, weighted = (set(networks.create("vargfacenet", se=se).collect_params()) for se in (0, 1))
+    assert plain < weighted
+    more = weighted - plain
+    assert len(more) == 5 * (1 + 2 + 6 + 3)  # the head, and all units but the first of a stage
+    parts = ("conv1_weight", "conv1_bias", "act1_gamma", "conv2_weight", "conv2_bias")
+    assert {f"vargface_stage_2_unit_2_se_{part}" for part in parts} < more
+
+
 def test_the_stem_and_the_multiplier():
     assert shapes_of(networks.create("r18", input=0))["conv0_weight"] == (64, 3, 7, 7)
     shapes = shapes_of(networks.create("r18", multiplier=0.25))
@@ -130,6 +139,13 @@ def test_numbers_of_parameters(name, millions):
     assert count(networks.create(name)) == pytest.approx(millions * 1e6, rel=0.01)
 
 
+def test_multipliers_that_leave_no_network_are_refused():
+    with pytest.raises(ValueError, match=r"multiplier 0\.05 leaves less than one of 16 channels"):
+        networks.create("mnas", multiplier=0.05)
+    with pytest.raises(ValueError, match=r"multiplier 1\.1 .*35, 70, 140, 281 .* multiples of 8"):
+        networks.create("vargfacenet", multiplier=1.1)
+
+
 def test_gammas_of_last_norm_are_fixed_and_statistics_not_learnt():
     parameters = networks.create("r18").collect_params()
     fixed = {name for name, parameter in parameters.items() if parameter.grad_req == "null"}
@@ -138,15 +154,18 @@ def test_gammas_of_last_norm_are_fixed_and_statistics_not_learnt():
 
 
 def test_two_networks_of_a_process_have_the_same_names():
-    for name in ("r18", "y1", "tiny", "gluoncv:mobilenet0.25"):
+    for name in ("r18", "y1", "mnas05", "d121", "tiny", "gluoncv:mobilenet0.25"):
         first, second = networks.create(name), networks.create(name)
         assert list(first.collect_params()) == list(second.collect_params())
         assert first.name == second.name == name
 
 
 def test_embedding_sizes():
-    sizes = {name: networks.create(name).embedding_size for name in ("r50v1", "y1", "y2", "tiny")}
-    assert sizes == {"r50v1": 512, "y1": 128, "y2": 256, "tiny": 128}
+    expected = {
+        **{"r50v1": 512, "y1": 128, "y2": 256, "tiny": 128, "m1": 256, "m05": 256, "mnas": 256},
+        **{"mnas05": 256, "mnas025": 256, "d169": 512, "d201": 512, "vargfacenet": 512},
+    }
+    assert {name: networks.create(name).embedding_size for name in expected} == expected
     assert networks.create("y1", 64).embedding_size == 64
     with pytest.raises(ValueError, match="embedding_size must be a whole number"):
         networks.create("y1", 0)
@@ -186,7 +205,8 @@ def test_initializers_are_those_of_insightface():
         return made.rnd_type, made.factor_type, made.magnitude
 
     assert settings("r50") == settings("y1") == ("gaussian", "out", 2.0)
-    assert settings("tiny") == settings("gluoncv:resnet18_v1") == ("uniform", "in", 2.0)
+    for name in ("tiny", "m1", "mnas05", "d169", "vargfacenet", "gluoncv:resnet18_v1"):
+        assert settings(name) == ("uniform", "in", 2.0)
     network = networks.create("tiny", act="prelu")
     network.initialize(networks.initializer("tiny"))
     network(mx.nd.zeros((1, 3, 28, 28)))

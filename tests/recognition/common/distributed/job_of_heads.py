@@ -40,6 +40,13 @@ CASES = {  # preset, store, options; "parts" is the number of micro-batches
     "micro-batches": ("arcface", "device", {"parts": 3}),
     "micro-batches of rows": ("dsoftmax_b", "device", {"sample_rate": 0.1, "parts": 3}),
     "micro-batches on servers": ("dsoftmax_k", "server", {**SAMPLED, "parts": 3}),
+    "filtered": ("arcface", "device", {"inter_filter": 0.2}),
+    "hard negatives": ("mv_softmax", "device", {"chunk": 7}),
+    "a running mean on servers": ("curricularface", "server", SAMPLED),
+    "a learned number": ("uniface", "device", {"parts": 3}),
+    "a learned number on servers": ("sphereface2", "server", SAMPLED),
+    "several centres": ("arcface", "device", {"subcentres": 3, "chunk": 7}),
+    "several centres on servers": ("cosface", "server", {**SAMPLED, "subcentres": 2}),
     "announced on servers": ("rand_softmax", "server", {**SAMPLED, "parts": 1}),
 }
 SGD = {"learning_rate": 0.05, "momentum": 0.9, "wd": 5e-4, "clip_gradient": 20.0}

@@ -83,10 +83,12 @@ def test_steps_leave_nothing_behind(tmp_path):
 
 
 class TestTraining:
-    def test_servers_then_other_numbers_then_alone(self, flags, monkeypatch):
+    def test_servers_then_other_numbers_then_alone(self, flags, monkeypatch, tmp_path, rng):
         """Weights, momenta, position: all is taken up exactly by another number of everything."""
         monkeypatch.setenv(operators.SWITCH, "0")  # all round alike
-        sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25")
+        np.save(tmp_path / "classes.npy", rng.normal(size=(12, 16)))
+        begun = ("--class-weights", tmp_path / "classes.npy")
+        sampled = ("--loss", "dsoftmax_k", "--sample-rate", "0.25", *begun)
         alone = ("--devices", "cpu:2", "--class-parallel", "1")
         served = ("--kvstore", "dist_sync")
         whole = flags("whole", *sampled, *alone)
@@ -104,12 +106,22 @@ class TestTraining:
         assert run([*PYTHON, train.__file__, *part])[0] == 0
         assert_same_bits(whole, part)
 
-    @pytest.mark.parametrize("changes", [(), ("--accumulate", "2")], ids=["", "micro-batches"])
-    def test_all_classes_split_over_workers(self, flags, tmp_path, changes):
-        """With Dropout, too."""
+    @pytest.mark.parametrize(
+        "changes",
+        [(), ("--accumulate", "2"), ("--teacher", "teacher,0", "--class-weights", "classes.npy")],
+        ids=["", "micro-batches", "teacher"],
+    )
+    def test_all_classes_split_over_workers(
+        self, flags, tmp_path, monkeypatch, symbol_model, rng, changes
+    ):
+        """With Dropout, and class weights in the models, too."""
+        monkeypatch.chdir(tmp_path)
+        symbol_model("teacher")
+        np.save("classes.npy", rng.normal(size=(12, 16)))
         config = tmp_path / "dropout.py"
         config.write_text(
             "from dsoftmax.recognition.config import *\nnetwork.tiny.net_output = 'E'\n"
+            "config.ckpt_embedding = False\n"
         )
         common = ("--loss", "dsoftmax", "--config", config, *changes)
         whole = flags("whole", *common, "--devices", "cpu:2", "--class-parallel", "1")
@@ -120,6 +132,7 @@ class TestTraining:
         assert_same_bits(whole, part)
         one, other = (f"{parse(made).prefix}-0000.params" for made in (whole, part))
         saved, expected = nd.load(other), nd.load(one)
+        assert expected["arg:fc7_weight"].shape == (12, 16)
         for key in expected:
             np.testing.assert_array_equal(saved[key].asnumpy(), expected[key].asnumpy())
 
