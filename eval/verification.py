@@ -8,8 +8,8 @@
 The embedding of an image is the sum of its embedding and its mirror image's. The accuracy comes
 from a cross-validation over ten folds in the order of the file, with insightface's thresholds.
 Your own pairs need no .bin: give a list (LFW's pairs.txt, `path path 1`, or a csv), or one folder
-per person to draw pairs from. To compare models, give several names after --model, or `prefix,1|3`,
-or a bare `prefix` for all its epochs.
+per person to draw pairs from; --detector finds and aligns the faces in photographs. To compare
+models, give several names after --model, or `prefix,1|3`, or a bare `prefix` for all its epochs.
 """
 
 from __future__ import annotations
@@ -49,6 +49,7 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.images import encode, fitted_warning
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
@@ -117,13 +118,15 @@ def gather_packs(args: argparse.Namespace, models: Sequence[ModelName]) -> list[
     name = os.path.splitext(os.path.basename(os.path.normpath(name)))[0]
     trained = filter(None, (model.trained_size() for model in models))
     size = args.image_size or max(trained, default=(112, 112))
-    made = make_pack(name, pairs, size, args.threads)
+    find = open_finder(args.detector, args.face)
+    made = make_pack(name, pairs, size, args.threads, find)
     notes = [describe_people(made.pairs)]
     if made.left_out:
-        notes.append(f"{len(made.left_out)} pairs were left out, their images can't be read:")
+        notes.append(f"{len(made.left_out)} pairs were left out, an image of theirs can't be used:")
         notes.append(some_of(made.left_out))
     if made.fitted:
-        notes.append(fitted_warning(made.fitted, size, "align them first"))
+        advice = "find the faces by --detector, or align them first"
+        notes.append(fitted_warning(made.fitted, size, advice))
     print(*filter(None, notes), sep="\n", end="\n" if any(notes) else "", file=sys.stderr)
     return [made.pack]
 
@@ -165,6 +168,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="height,width; by default those of the model's training, or else the pack's",
     )
     pairs.add_argument("--nfolds", type=int, default=10, help="folds of the cross-validation")
+    add_detector_flags(parser)
     output = parser.add_argument_group("output")
     output.add_argument(
         "--mode",
@@ -200,6 +204,8 @@ def _check_flags(args: argparse.Namespace) -> None:
         raise ValueError("--nfolds must be 2 or more")
     if args.pairs and args.people:
         raise ValueError("--pairs and --people: one of them")
+    if args.detector and not (args.pairs or args.people):
+        raise ValueError("--detector is for photographs: give --pairs or --people, too")
     if not args.model:
         raise missing_model()
 

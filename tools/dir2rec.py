@@ -4,6 +4,7 @@ The images come as one folder per identity, or as a list:
 
     python tools/dir2rec.py --input people --output faces            people/<name>/<image>
     python tools/dir2rec.py --input people --list train.lst --output faces
+    python tools/dir2rec.py --input photos --detector det_10g.onnx --output faces
 
 A list has one image per line, with paths relative to --input, in one of these forms:
 
@@ -17,8 +18,9 @@ Labels that are whole numbers are kept; names are numbered in sorted order, and 
 whose label is which. If --output has that file already (with --overwrite, or copied there), its
 labels stay and new people get the next ones. An image with five landmarks (eyes, nose tip, mouth
 corners) is aligned to the ArcFace template; any other is resized to cover the image size and
-cropped in the middle, or stored byte for byte if it fits already. Names that begin with a dot are
-skipped.
+cropped in the middle, or stored byte for byte if it fits already. With --detector, the landmarks of
+images of another size are found; those without a face are left out and listed. Names that begin
+with a dot are skipped.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from dsoftmax.recognition.common.cli import (
     make_parser,
     some_of,
 )
+from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.folders import (
     EXTENSIONS,
     Scan,
@@ -59,6 +62,7 @@ def build_parser() -> argparse.ArgumentParser:
     images.add_argument("--quality", type=int, default=JPEG_QUALITY, help="of JPEGs")
     images.add_argument("--encoding", choices=(".jpg", ".png"), default=".jpg", help="format")
     images.add_argument("--min-images", type=int, default=1, help="leave out smaller identities")
+    add_detector_flags(parser)
     add_threads_flag(parser)
     return parser
 
@@ -66,6 +70,7 @@ def build_parser() -> argparse.ArgumentParser:
 @command(parser=build_parser, needs=["opencv"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
+    find = open_finder(args.detector, args.face)
     scan = Scan(read_list(args.list, args.input), [], []) if args.list else scan_folder(args.input)
     summary = build(
         scan.sources,
@@ -76,6 +81,7 @@ def main(args: argparse.Namespace) -> None:
         args.min_images,
         args.threads,
         args.overwrite,
+        find,
     )
     print(
         f"{summary.images} images of {summary.identities} identities in {args.output} "
@@ -98,8 +104,12 @@ def main(args: argparse.Namespace) -> None:
     if summary.unreadable:
         print(f"{len(summary.unreadable)} images could not be read and were left out:")
         print(some_of(summary.unreadable))
+    if summary.faceless:
+        print(f"{len(summary.faceless)} photographs were left out, no face was found in them:")
+        print(some_of(summary.faceless))
     if summary.fitted:
-        print(fitted_warning(summary.fitted, args.image_size, "give five landmarks each by --list"))
+        advice = "find the faces by --detector, or give five landmarks each by --list"
+        print(fitted_warning(summary.fitted, args.image_size, advice))
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ AgeDB's 04_FINAL_protocol_30_years.mat and CFP's folders Protocol/Split/FP and F
 with the folder of the dataset as --data-dir.
 
 Images are resized to cover the image size and cropped in the middle, or stored byte for byte if
-they fit already. Pairs whose images can't be read are left out and listed. Where the people are
+they fit already; with --detector, faces are found and aligned in those of another size. Pairs whose
+images can't be read or show no face are left out and listed. Where the people are
 known (pairs that were drawn, LFW's list), a .people.csv beside the .bin names them: the intervals
 of eval/verification.py --calibrate then allow for pairs that share people.
 """
@@ -36,6 +37,7 @@ from dsoftmax.recognition.common.cli import (
     make_parser,
     some_of,
 )
+from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.images import fitted_warning
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
@@ -51,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
     images = parser.add_argument_group("images")
     images.add_argument("--image-size", type=image_size, default="112,112", help="height,width")
     add_threads_flag(images)
+    add_detector_flags(parser)
     drawing = parser.add_argument_group("without --pairs")
     drawing.add_argument("--most", type=int, default=6000, help="number of pairs to draw")
     drawing.add_argument("--seed", type=int, default=0, help="of the random choice")
@@ -60,21 +63,22 @@ def build_parser() -> argparse.ArgumentParser:
 @command(parser=build_parser, needs=["opencv"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
+    find = open_finder(args.detector, args.face)
     if args.pairs:
         pairs = read_pairs(args.pairs, args.data_dir)
     else:
         pairs = draw_pairs(args.data_dir, args.most, args.seed)
-    made = make_pack(args.output, pairs, args.image_size, args.threads)
+    made = make_pack(args.output, pairs, args.image_size, args.threads, find)
     write_pack(args.output, made.pack.images, made.pack.issame, made.pack.people)
     print(f"{len(made.pairs)} of {len(pairs)} pairs in {args.output}")
     people = describe_people(made.pairs)
     if people:
         print(people)
     if made.left_out:
-        print(f"{len(made.left_out)} pairs were left out, their images can't be read:")
+        print(f"{len(made.left_out)} pairs were left out, an image of theirs can't be used:")
         print(some_of(made.left_out))
     if made.fitted:
-        advice = "align them first, as dir2rec --list does; rec2dir unpacks what it packed"
+        advice = "find the faces by --detector, or align them first"
         print(fitted_warning(made.fitted, args.image_size, advice))
 
 

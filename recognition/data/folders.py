@@ -27,7 +27,9 @@ from dsoftmax.recognition.data.identities import FILE_NAME, read_names
 from dsoftmax.recognition.data.images import (
     FEW,
     JPEG_QUALITY,
+    FindLandmarks,
     ImageError,
+    NoFaceError,
     decode,
     encode,
     face_of,
@@ -65,6 +67,7 @@ class Summary:
     aligned: int = 0  # by their landmarks
     fitted: list[str] = field(default_factory=list)  # "path (rows x columns)" of another size
     unreadable: list[str] = field(default_factory=list)  # "path: why"
+    faceless: list[str] = field(default_factory=list)  # "path: why", no face was found in them
     too_small_identities: int = 0
     new_identities: int = 0  # the others have the labels of an earlier dataset
 
@@ -97,10 +100,10 @@ def scan_folder(folder: str, labelled: bool = True) -> Scan:
         scan = _take_unlabelled(scan)
     if not scan.sources:
         others = f"\n{some_of(scan.others, FEW)}" if scan.others else ""
-        raise ValueError(
-            f"{folder}: no images in it; it must hold one folder per identity with "
-            f"{', '.join(EXTENSIONS)} files, or give a --list{others}"
-        )
+        wanted = f"{', '.join(EXTENSIONS)} files"
+        if labelled:
+            wanted = f"one folder per identity with {wanted}, or give a --list"
+        raise ValueError(f"{folder}: no images in it; it must hold {wanted}{others}")
     return scan
 
 
@@ -191,8 +194,8 @@ def _parse_line(line: str) -> Source:
     if len(fields) == 12:
         return Source(fields[0], fields[1], _numbers(fields[2:]).reshape(5, 2))
     if len(fields) == 15:
-        person = os.path.basename(os.path.dirname(fields[0]))
-        return Source(fields[0], person, _numbers(fields[5:]).reshape(5, 2))
+        person, slash, _ = fields[0].partition("/")
+        return Source(fields[0], person if slash else "", _numbers(fields[5:]).reshape(5, 2))
     raise ValueError(f"{len(fields)} fields fit none of the forms a list may have")
 
 
@@ -224,19 +227,27 @@ class Loaded(NamedTuple):
 
     encoded: bytes
     fitted_from: tuple[int, int] | None = None  # its size, if it had another and no landmarks
+    is_aligned: bool = False  # by its landmarks
 
 
 def load_image(
-    source: Source, size: tuple[int, int], quality: int = JPEG_QUALITY, extension: str = ".jpg"
+    source: Source,
+    size: tuple[int, int],
+    quality: int = JPEG_QUALITY,
+    extension: str = ".jpg",
+    find: FindLandmarks | None = None,
 ) -> Loaded:
     """Read an image file, bring it to `size` (height, width) and encode it.
 
-    A file that has the size and the format already is returned byte for byte.
+    A file that has the size and the format already is returned byte for byte. `find` returns the
+    landmarks of an image of another size that comes without; see `face_of`.
 
     Raises
     ------
     ImageError
         If the file can't be read or decoded.
+    NoFaceError
+        If `find` finds no face.
     """
     try:
         with open(source.path, "rb") as file:
@@ -244,11 +255,12 @@ def load_image(
     except OSError as error:
         raise ImageError(error.strerror) from None
     image = decode(np.frombuffer(content, np.uint8))
-    face, fitted_from = face_of(image, size, source.landmarks)
+    face = face_of(image, size, source.landmarks, find)
     same_format = content[:4] == b"\x89PNG" if extension == ".png" else content[:2] == b"\xff\xd8"
-    if face is image and same_format:
+    if face.image is image and same_format:
         return Loaded(content)
-    return Loaded(encode(face, extension, quality), fitted_from)
+    encoded = encode(face.image, extension, quality)
+    return Loaded(encoded, face.fitted_from, face.landmarks is not None)
 
 
 def build(
@@ -260,6 +272,7 @@ def build(
     min_images: int = 1,
     threads: int = 2,
     overwrite: bool = False,
+    find: FindLandmarks | None = None,
 ) -> Summary:
     """Write a dataset, grouped by identity; leave out unreadable images and report them.
 
@@ -284,6 +297,8 @@ def build(
         Decoding threads.
     overwrite : bool
         Replace an existing dataset.
+    find : callable, optional
+        Returns the landmarks of photographs that come without: a `FaceFinder`.
 
     Returns
     -------
@@ -310,7 +325,7 @@ def build(
 
     def load(source: Source) -> Loaded | ImageError:
         try:
-            return load_image(source, size, quality, extension)
+            return load_image(source, size, quality, extension, find)
         except ImageError as error:
             return error
 
@@ -320,18 +335,22 @@ def build(
         )
         for source, image in zip(queue, loaded):
             if isinstance(image, ImageError):
-                summary.unreadable.append(f"{source.path}: {image}")
+                left_out = (
+                    summary.faceless if isinstance(image, NoFaceError) else summary.unreadable
+                )
+                left_out.append(f"{source.path}: {image}")
                 continue
             if source.identity not in labels:  # only now, so that no label stays without image
                 labels[source.identity] = source.identity if numbered else next_label
                 next_label += 1
                 summary.new_identities += 1
             writer.add(labels[source.identity], image.encoded)
-            summary.aligned += source.landmarks is not None
+            summary.aligned += image.is_aligned
             if image.fitted_from:
                 summary.fitted.append(fitted_note(source.path, image.fitted_from))
         if not writer.num_images:
-            raise ValueError(f"no image could be read:\n{some_of(summary.unreadable)}")
+            left_out = summary.unreadable + summary.faceless
+            raise ValueError(f"no image could be used:\n{some_of(left_out)}")
         if not numbered:
             writer.names = {label: name for name, label in labels.items()}
         summary.images, summary.identities = writer.num_images, writer.num_identities

@@ -6,7 +6,7 @@ import io
 import os
 import re
 import struct
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
@@ -37,8 +37,16 @@ ARCFACE_TEMPLATE = np.array(
 )
 
 
+FindLandmarks = Callable[[np.ndarray], np.ndarray]
+"""Maps a photograph, (height, width, 3) uint8 in BGR, to the landmarks (5, 2) of its face."""
+
+
 class ImageError(ValueError):
     """The bytes are no whole image."""
+
+
+class NoFaceError(ImageError):
+    """No face was found in a photograph."""
 
 
 def load_rgb(
@@ -78,10 +86,16 @@ class Face(NamedTuple):
     """An image of the size that a network takes."""
 
     image: np.ndarray  # (height, width, 3) uint8
-    fitted_from: tuple[int, int] | None  # its own size, if it had another and no landmarks
+    fitted_from: tuple[int, int] | None = None  # its own size, if it had another and no landmarks
+    landmarks: np.ndarray | None = None  # (5, 2), those it was aligned by
 
 
-def face_of(image: np.ndarray, size: tuple[int, int], landmarks: np.ndarray | None = None) -> Face:
+def face_of(
+    image: np.ndarray,
+    size: tuple[int, int],
+    landmarks: np.ndarray | None = None,
+    find: FindLandmarks | None = None,
+) -> Face:
     """Bring an image to the size that a network takes: aligned by its landmarks, or fitted.
 
     Every image that is packed or embedded passes through here.
@@ -94,13 +108,17 @@ def face_of(image: np.ndarray, size: tuple[int, int], landmarks: np.ndarray | No
         Height and width of the result.
     landmarks : (5, 2), optional
         See `align`.
+    find : callable, optional
+        Returns the landmarks of an image that comes without and has another size; a `FaceFinder`.
     """
-    if landmarks is not None:
-        return Face(align(image, landmarks, size), None)
     given = image.shape[:2]
+    if landmarks is None and find is not None and given != tuple(size):
+        landmarks = find(image)
+    if landmarks is not None:
+        return Face(align(image, landmarks, size), landmarks=landmarks)
     if given == tuple(size):
-        return Face(image, None)
-    return Face(fit(image, *size), given)
+        return Face(image)
+    return Face(fit(image, *size), fitted_from=given)
 
 
 def fitted_note(name: str, given: tuple[int, int]) -> str:
@@ -269,10 +287,19 @@ def align(image: np.ndarray, landmarks: np.ndarray, size: tuple[int, int]) -> np
     (height, width, 3) uint8
         Black where the source has no pixel.
     """
+    cv2 = opencv()
     height, width = size
     target = ARCFACE_TEMPLATE * (height / 112) + [(width - height) / 2, 0]
-    transform = similarity_transform(np.asarray(landmarks, float).reshape(5, 2), target)
-    return opencv().warpAffine(image, transform, (width, height), borderValue=0)
+    landmarks = np.asarray(landmarks, float).reshape(5, 2)
+    transform = similarity_transform(landmarks, target)
+    factor = int(1 / np.linalg.norm(transform[:, 0]))
+    if factor > 1:  # a warp would take a few pixels of a large face and skip those between
+        given = np.array(image.shape[1::-1])
+        reduced = np.maximum(given // factor, 1)
+        image = cv2.resize(image, tuple(map(int, reduced)), interpolation=cv2.INTER_AREA)
+        landmarks = (landmarks + 0.5) * (reduced / given) - 0.5  # pixels have their middle at .5
+        transform = similarity_transform(landmarks, target)
+    return cv2.warpAffine(image, transform, (width, height), borderValue=0)
 
 
 def similarity_transform(source: np.ndarray, target: np.ndarray) -> np.ndarray:

@@ -33,7 +33,7 @@ from dsoftmax.recognition.data.folders import (
     load_image,
     scan_folder,
 )
-from dsoftmax.recognition.data.images import ImageError, fitted_note
+from dsoftmax.recognition.data.images import FindLandmarks, ImageError, fitted_note
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.data.protocols import read_agedb, read_cfp
 
@@ -57,7 +57,7 @@ class MadePack(NamedTuple):
 
     pack: Pack
     pairs: list[Pair]  # of the pack
-    left_out: list[str]  # "path: why", one per pair that could not be read
+    left_out: list[str]  # "path: why", one per pair of which an image can't be used
     fitted: list[str]  # images of another size, as "path (rows x columns)"
 
 
@@ -222,9 +222,13 @@ def describe_people(pairs: Sequence[Pair]) -> str | None:
 
 
 def make_pack(
-    name: str, pairs: list[Pair], size: tuple[int, int] = (112, 112), threads: int = 2
+    name: str,
+    pairs: list[Pair],
+    size: tuple[int, int] = (112, 112),
+    threads: int = 2,
+    find: FindLandmarks | None = None,
 ) -> MadePack:
-    """Load all pairs that can be read into a pack.
+    """Load all pairs that can be read into a pack; an image of several pairs is loaded once.
 
     Parameters
     ----------
@@ -235,44 +239,47 @@ def make_pack(
         Height and width of the images.
     threads : int
         Decoding threads.
+    find : callable, optional
+        Returns the landmarks of photographs: a `FaceFinder`.
 
     Returns
     -------
     MadePack
     """
 
-    def load(pair: Pair) -> list[Loaded] | str:
-        images = []
-        for path in (pair.first, pair.second):
-            try:
-                images.append(load_image(Source(path, ""), size))
-            except ImageError as error:
-                return f"{path}: {error}"
-        return images
+    def load(path: str) -> Loaded | ImageError:
+        try:
+            return load_image(Source(path, ""), size, find=find)
+        except ImageError as error:
+            return error
 
-    images, kept, paths, left_out = [], [], [], []
-    fitted: dict[str, None] = {}  # an image may be in several pairs
+    paths = list(dict.fromkeys(path for pair in pairs for path in pair[:2]))
     loaded = progress(
-        map_ordered(load, pairs, threads), total=len(pairs), desc="loading", unit="pairs"
+        map_ordered(load, paths, threads), total=len(paths), desc="loading", unit="images"
     )
-    for pair, result in zip(pairs, loaded):
-        if isinstance(result, str):
-            left_out.append(result)
-            continue
-        kept.append(pair)
-        paths += pair[:2]
-        for path, image in zip(pair[:2], result):
-            images.append(np.frombuffer(image.encoded, np.uint8))
-            if image.fitted_from:
-                fitted[fitted_note(path, image.fitted_from)] = None
+    results = dict(zip(paths, loaded))
+    errors = {path: error for path, error in results.items() if isinstance(error, ImageError)}
+    kept, left_out = [], []
+    for pair in pairs:
+        bad = next((path for path in pair[:2] if path in errors), None)
+        if bad is None:
+            kept.append(pair)
+        else:
+            left_out.append(f"{bad}: {errors[bad]}")
     if not kept:
-        raise ValueError(f"no pair could be read:\n{some_of(left_out)}")
+        raise ValueError(f"no pair could be used:\n{some_of(left_out)}")
+    used = [path for pair in kept for path in pair[:2]]
     people = [pair.people for pair in kept]
     pack = Pack(
         name,
-        images,
+        [np.frombuffer(results[path].encoded, np.uint8) for path in used],
         np.array([pair.issame for pair in kept]),
-        paths,
+        used,
         None if None in people else np.array(people),
     )
-    return MadePack(pack, kept, left_out, list(fitted))
+    fitted = [
+        fitted_note(path, results[path].fitted_from)
+        for path in dict.fromkeys(used)
+        if results[path].fitted_from
+    ]
+    return MadePack(pack, kept, left_out, fitted)

@@ -89,7 +89,7 @@ def test_pairs_that_cannot_be_read_are_told(faces, run, tmp_path, capsys):
         ("a.jpg b.jpg maybe\na.jpg b.jpg 1\n", "line 1 is none of"),
         ("", "holds no pair"),
         ("one,two,same?\n", "holds no pair"),
-        ("x.jpg y.jpg 1\n", "no pair could be read"),
+        ("x.jpg y.jpg 1\n", "no pair could be used"),
     ],
 )
 def test_bad_lists(faces, run, capsys, text, message):

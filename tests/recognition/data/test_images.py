@@ -52,7 +52,7 @@ def test_photographs_without_landmarks_are_named(rng):
     aligned = face_of(photo, (16, 20), landmarks)
     np.testing.assert_array_equal(aligned.image, align(photo, landmarks, (16, 20)))
     assert aligned.fitted_from is None
-    assert face_of(photo, (40, 30)) == (photo, None)
+    assert face_of(photo, (40, 30)) == (photo, None, None)
     fitted = face_of(photo, (16, 20))
     np.testing.assert_array_equal(fitted.image, fit(photo, 16, 20))
     notes = [fitted_note(name, fitted.fitted_from) for name in "abcde"]
@@ -206,3 +206,27 @@ def test_alignment_brings_landmarks_onto_the_template(rng, size, shift):
 def test_landmarks_of_one_point(rng):
     with pytest.raises(ImageError, match="one point"):
         align(np.zeros((9, 9, 3), np.uint8), np.ones((5, 2)), (112, 112))
+
+
+def test_large_faces_are_averaged(rng):
+    """A face of many pixels: all of them count, as if it were warped large and then reduced."""
+    photo = cv2.resize(make_image(rng, 40, 40), (1600, 1600), interpolation=cv2.INTER_CUBIC)
+    noisy = np.clip(photo + rng.normal(0, 60, photo.shape), 0, 255).astype(np.uint8)
+    turn = np.array([[0.96, -0.28], [0.28, 0.96]])
+    landmarks = (ARCFACE_TEMPLATE - 56) @ turn.T * 11 + 800
+    # The middle of a pixel of 112 is between the fourth and the fifth of eight.
+    larger = similarity_transform(landmarks, ARCFACE_TEMPLATE * 8 + 3.5)
+    plain = similarity_transform(landmarks, ARCFACE_TEMPLATE)
+
+    def errors(image):
+        fine = cv2.warpAffine(image, larger, (896, 896))
+        expected = cv2.resize(fine, (112, 112), interpolation=cv2.INTER_AREA).astype(int)
+        skipping = cv2.warpAffine(image, plain, (112, 112))
+        return [
+            np.abs(one - expected).mean() for one in (align(image, landmarks, (112, 112)), skipping)
+        ]
+
+    averaged, skipped = errors(noisy)
+    assert averaged < 5
+    assert skipped > 20
+    assert max(errors(photo)) < 1  # and faces stay where they were
