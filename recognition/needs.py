@@ -20,7 +20,7 @@ from dsoftmax.recognition.traffic import Traffic
 
 MANY_CLASSES = 10_000  # from so many on, several devices share the class weights by default
 USUAL_SIZE = (112, 112)
-# Passes over the class rows of a step beside its products: of all classes, whose weights and momenta
+# Passes over the class rows of a step beside its products: of all, whose weights and momenta
 # are read and written; of sampled ones, whose rows are copied first, and lie here and there.
 PASSES_OF_ALL, PASSES_OF_SAMPLED = 4, 9
 TIMED_IMAGES = 4
