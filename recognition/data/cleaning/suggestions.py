@@ -279,4 +279,6 @@ def read_suggestions(path: str, labels: np.ndarray) -> list[Suggestion]:
         suggestions.append(
             Suggestion(action, row.get("reason") or "", label, image=image, other_label=other)
         )
+    if not suggestions:
+        raise ValueError(f"{path}: there is nothing to carry out; columns are action, label, ...")
     return suggestions

@@ -124,6 +124,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path, faulty):
         ("drop identity,,7,,", "the dataset has no label '7'"),
         ("merge,,0,,9", "label 0 can't be merged with '9'"),
         ("merge,,0,,0", "label 0 can't be merged with '0'"),
+        ("", "there is nothing to carry out"),
     ],
 )
 def test_what_is_wrong_with_a_list(tmp_path, line, message):
