@@ -6,9 +6,8 @@ import importlib
 import mxnet as mx
 import pytest
 
-from dsoftmax.losses import presets
-
 from dsoftmax import losses
+from dsoftmax.losses import presets
 
 MODULES = [
     *sorted({losses.resolve(name).criterion.__module__ for name in losses.names()}),
