@@ -116,7 +116,7 @@ def test_the_scheduler_refuses_connections(job):
 
 
 @pytest.mark.slow
-def test_slow_is_not_stalled(job, monkeypatch):
+def test_slow_is_not_stalled(job):
     """The whole job takes longer than the timeout, but no step does."""
     command, _ = job("worker1 0 slow", "--max-steps", "40", restarts=0)
     code, output = run(command, 300)
