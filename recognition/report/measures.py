@@ -188,7 +188,9 @@ def row_ages(run: RunFolder, sources: Sources) -> RowAges:
     if not batch_size:
         raise ValueError("config.json does not say how large the batches were")
     num_classes = run.facts["num_classes"]
-    sampler = spec.make_sampler(SimpleNamespace(num_classes=num_classes), run.settings.seed)
+    # What a sampler asks of a store; True: so that it draws, even where it could take all.
+    store = SimpleNamespace(num_classes=num_classes, needs_sampled_classes=True)
+    sampler = spec.make_sampler(store, run.settings.seed)
     _, classes = pipeline.images_and_classes()
     ages = np.full(num_classes, -1)
     drawn = done = 0
