@@ -93,7 +93,7 @@ def setting_of(
 
 # What is trained again with another scale, and for longer and from random weights.
 RESCALED = ("softmax", "rand-softmax", "d-0.3", "d-0.9", "k-0.3", "k-0.9")
-FROM_NOTHING = ("softmax", "rand-softmax", "d-0.3", "k-0.3")
+FROM_NOTHING = ("softmax", "rand-softmax", "d-0.3", "d-0.9", "k-0.3", "k-0.9")
 
 
 def small_settings(seeds: int) -> list[Setting]:
