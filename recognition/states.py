@@ -22,9 +22,7 @@ import shutil
 import zlib
 from typing import Any, Callable, Iterator, NamedTuple
 
-import numpy as np
-
-from dsoftmax.recognition.common.arrays import load_arrays
+from dsoftmax.recognition.common.arrays import load_arrays, map_npy
 from dsoftmax.recognition.common.files import AtomicFile, FullDiskError
 
 FORMAT = 1
@@ -300,15 +298,15 @@ def _wrong_blocks(
 
 def _read_without_checksums(path: str, facts: dict[str, Any]) -> None:
     """Raise a ValueError if a file of the right size can't be what was saved."""
-    if path.endswith(".npy"):
-        shape = np.load(path, mmap_mode="r").shape
-        if shape != shape_of_classes(facts):
-            raise ValueError(f"it is an array of shape {shape}")
-        return
     try:
-        load_arrays(path)
+        if not path.endswith(".npy"):
+            load_arrays(path)
+            return
+        shape = map_npy(path).shape
     except ValueError as error:
         raise ValueError(str(error).partition(": ")[2]) from None  # the problem names the file
+    if shape != shape_of_classes(facts):
+        raise ValueError(f"it is an array of shape {shape}")
 
 
 def is_whole(path: str) -> bool:
