@@ -129,7 +129,7 @@ def map_npy(path: str | os.PathLike) -> np.ndarray:
     except OSError:
         raise
     except Exception as error:  # numpy takes the header for Python, which can raise nearly anything
-        reason = str(error).partition(chr(10))[0][:200] or type(error).__name__
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
         raise ValueError(
             f"{os.fspath(path)}: not a .npy file of numbers, or not a whole one ({reason})"
         ) from None

@@ -205,5 +205,5 @@ def test_a_damaged_npy_is_named(tmp_path, damage):
     np.save(path, np.ones((3, 2), np.float32))
     np.testing.assert_array_equal(map_npy(path), np.ones((3, 2)))
     path.write_bytes(damage(path.read_bytes()))
-    with pytest.raises(ValueError, match=r"a\.npy: not a \.npy file of numbers, or not a whole one"):
+    with pytest.raises(ValueError, match=r"a\.npy: not a \.npy file of numbers"):
         map_npy(path)
