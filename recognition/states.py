@@ -211,9 +211,12 @@ def read_facts(path: str) -> dict[str, Any]:
             "on with the version that wrote it, or begin another run by --extra-model-name"
         )
     sums = facts.get("checksums")
-    if sums is not None and (
-        not isinstance(sums, dict) or sums.get(DESCRIPTION) != _checksum_of(facts)
-    ):
+    is_written = isinstance(sums, dict) and sums.get(DESCRIPTION) == _checksum_of(facts)
+    # States of early versions have no checksums at all, under whatever name.
+    is_early = sums is None and not any(
+        isinstance(value, dict) and DESCRIPTION in value for value in facts.values()
+    )
+    if not (is_written or is_early):
         raise DamagedStateError(f"{name}: it is not what was written, its checksum differs")
     sizes = facts.get("files")
     numbers = [sizes.get(file) for file in FILES] if isinstance(sizes, dict) else [None]

@@ -425,6 +425,11 @@ class TestInsightfaceConfig:
         with pytest.raises(ValueError, match=r"--config .*config\.py: \w+: "):
             settle(line)
 
+    @pytest.mark.parametrize("value", ["(1, 2)", "'x'", "1e999"])
+    def test_defaults_that_are_no_numbers(self, settle, value):
+        with pytest.raises(ValueError, match=r"default\.ckpt = .* of --ckpt, is no int"):
+            settle(f"default.ckpt = {value}")
+
     def test_errors_of_its_function_name_the_file(self, settle):
         with pytest.raises(ValueError, match=r"config\.py: generate_config: NameError: .*missing"):
             settle("def generate_config(_network, _dataset, _loss): missing[_loss]")
