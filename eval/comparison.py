@@ -15,6 +15,7 @@ from dsoftmax.eval.models import ModelName
 from dsoftmax.eval.plots import COLOURS
 from dsoftmax.eval.sheets import GREY, Tile, draw_sheet
 
+ROUNDING = 1e-3  # by which the cosine of float32 vectors may be beyond 1
 SAME, DIFFERENT = "one person", "two people"
 GROUNDS = {None: GREY, True: "#a9d3ec", False: "#f4c9a8"}  # is it one person; printed in grey, too
 BORDERS = {None: "", True: COLOURS[0], False: COLOURS[1]}
@@ -74,7 +75,7 @@ def read_calibration(path: str, model: ModelName) -> Calibration:
         own = [result for result in results if _is_of(result, model)]
         if own:
             return max((_calibration(result) for result in own), key=lambda one: one.pairs)
-    except (ValueError, KeyError, TypeError):
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
         raise ValueError(
             f"{path}: not a file that eval/verification.py wrote with --calibrate and --json"
         ) from None
@@ -91,26 +92,34 @@ def _is_of(result: Mapping[str, Any], model: ModelName) -> bool:
 
 def _calibration(result: Mapping[str, Any]) -> Calibration:
     asked = [
-        Threshold(one["cosine"], one["far"])
+        Threshold(_number(one["cosine"]), _number(one["far"]))
         for one in result.get("calibration", [])
         if one["cosine"] is not None
     ]
-    pairs = result["pairs"] - result["same"]
+    pairs = int(result["pairs"]) - int(result["same"])
     rates = [(one.cosine, one.far) for one in asked if one.far * pairs >= 1]
     if "highest_impostor" in result:
-        rates.append((result["highest_impostor"], 0.0))
+        rates.append((_number(result["highest_impostor"]), 0.0))
     curve = result.get("roc", {"far": [], "threshold": []})
     rates += [
-        (-np.inf if cosine is None else cosine, far)
+        (-np.inf if cosine is None else _number(cosine), _number(far))
         for cosine, far in zip(curve["threshold"], curve["far"])
     ]
     return Calibration(
-        target=result["target"],
+        target=str(result["target"]),
         pairs=pairs,
         rates=sorted(rates),
         thresholds=sorted(asked, key=lambda one: one.far),
-        best=result["cosine_threshold"],
+        best=_number(result["cosine_threshold"]),
     )
+
+
+def _number(value: Any) -> float:
+    """Return a number of a calibration: a cosine or a rate, so neither is beyond 1."""
+    number = float(value)
+    if not abs(number) <= 1 + ROUNDING:
+        raise ValueError(f"{number} is neither a cosine nor a rate")
+    return number
 
 
 class Pair(NamedTuple):

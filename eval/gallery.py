@@ -18,6 +18,7 @@ from dsoftmax.eval.embedding_files import Embedded, Job, csv_path, embed_to_file
 from dsoftmax.eval.models import Model, ModelName
 from dsoftmax.eval.sheets import BLACK, GREY, Tile, draw_sheet
 from dsoftmax.eval.top_matches import DTYPES, Block, compress, top_matches
+from dsoftmax.recognition.common.arrays import map_npy
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data.folders import COLUMNS, Source, parse_row, row_of
 from dsoftmax.recognition.data.identities import read_table, write_table
@@ -67,19 +68,24 @@ class Gallery:
                 self._state = json.load(file)
             self.model, self.dtype = self._state["model"], self._state["dtype"]
             self.size = tuple(self._state["size"])
+            parts = self._state["parts"]
+            self._parts = [(str(part["name"]), int(part["images"])) for part in parts]
         except (ValueError, KeyError, TypeError):
             raise ValueError(f"{path}: not the description of a gallery") from None
-        self.faces = [face for part in self._state["parts"] for face in self._faces(part)]
+        self.faces = [face for part in self._parts for face in self._faces(*part)]
         people = {face.identity: None for face in self.faces}
         numbers = {person: number for number, person in enumerate(people)}
         self._person_of = np.array([numbers[face.identity] for face in self.faces])
         self._images_of = np.bincount(self._person_of)
 
-    def _faces(self, part: dict[str, Any]) -> list[Source]:
-        path = os.path.join(self.folder, f"{part['name']}.csv")
-        faces = [parse_row(row) for row in read_table(path)]
-        if len(faces) != part["images"]:
-            raise ValueError(f"{path}: {len(faces)} rows for {part['images']} vectors")
+    def _faces(self, name: str, images: int) -> list[Source]:
+        path = os.path.join(self.folder, f"{name}.csv")
+        try:
+            faces = [parse_row(row) for row in read_table(path)]
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ValueError(f"{path}: not the list of a gallery's images ({error})") from None
+        if len(faces) != images:
+            raise ValueError(f"{path}: {len(faces)} rows for {images} vectors")
         return faces
 
     def __len__(self) -> int:
@@ -100,12 +106,22 @@ class Gallery:
 
     def parts(self) -> list[Block]:
         """Map the vectors from disk."""
-        return [self._part(part["name"]) for part in self._state["parts"]]
+        return [self._part(name, images) for name, images in self._parts]
 
-    def _part(self, name: str) -> Block:
+    def _part(self, name: str, images: int) -> Block:
         stem = os.path.join(self.folder, name)
-        vectors = np.load(f"{stem}.vectors.npy", mmap_mode="r")
-        return Block(vectors, np.load(f"{stem}.scales.npy") if self.dtype == "int8" else None)
+        vectors = map_npy(f"{stem}.vectors.npy")
+        if vectors.ndim != 2 or vectors.dtype != self.dtype or len(vectors) != images:
+            raise ValueError(
+                f"{stem}.vectors.npy: {vectors.dtype} {vectors.shape} instead of {self.dtype} "
+                f"vectors of {images} images"
+            )
+        if self.dtype != "int8":
+            return Block(vectors, None)
+        scales = map_npy(f"{stem}.scales.npy")
+        if scales.shape != (images,) or scales.dtype != np.float32 or not np.isfinite(scales).all():
+            raise ValueError(f"{stem}.scales.npy: it is not one finite float32 number per image")
+        return Block(vectors, scales)
 
     def search(
         self, embeddings: np.ndarray, top: int, threshold: float | None = None
@@ -126,7 +142,14 @@ class Gallery:
         list of list of Match
             Per query, the best first.
         """
-        found = top_matches(embeddings, self.parts(), top, self._person_of)
+        parts = self.parts()
+        widths = {part.vectors.shape[1] for part in parts}
+        if widths != {embeddings.shape[1]}:
+            raise ValueError(
+                f"{self.folder}: vectors of {', '.join(map(str, widths)) or 'no'} numbers, but the "
+                f"model's embeddings have {embeddings.shape[1]}"
+            )
+        found = top_matches(embeddings, parts, top, self._person_of)
         least = -np.inf if threshold is None else threshold
         return [
             [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from typing import Any, Sequence
@@ -39,11 +40,25 @@ class GrowingArray:
         self.done, self._row = 0, ()
         self.notes: dict[str, list[Any]] = {}
         if os.path.exists(state_path) and os.path.exists(path):
-            with open(state_path, encoding="utf-8") as file:
+            self._take_up()
+
+    def _take_up(self) -> None:
+        """Take up what an earlier process has left."""
+        try:
+            with open(self._state_path, encoding="utf-8") as file:
                 state = json.load(file)
-            if "row" in state:  # older versions had other states
-                self.done, self._row = state["done"], tuple(state["row"])
-                self.notes = state["notes"]
+            if "row" not in state:  # older versions had other states
+                return
+            done, row, notes = int(state["done"]), tuple(state["row"]), dict(state["notes"])
+            written = 4 * done * math.prod(map(int, row))
+            if not 0 <= done <= self._count or os.path.getsize(self.path) < written:
+                raise ValueError(f"{done} rows are not there")
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
+            raise ValueError(
+                f"{self._state_path}: it does not fit {self.path} ({error}): remove both to begin "
+                "anew"
+            ) from None
+        self.done, self._row, self.notes = done, row, notes
 
     def forget(self) -> None:
         """Begin anew: none of the rows counts."""

@@ -44,6 +44,7 @@ from dsoftmax.eval.models import (
     say_where,
 )
 from dsoftmax.eval.result_page import write_results
+from dsoftmax.recognition.common.arrays import map_npy
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
     add_report_flag,
@@ -67,6 +68,7 @@ CMC_RANKS = 50
 GALLERIES = {"IJBB": ("S1", "S2"), "IJBC": ("G1", "G2")}
 PROBES_PER_BLOCK = 4096
 IMAGE_SIZE = (112, 112)
+LARGEST = 1e15  # number of a feature, so that float32 holds the squares of sums
 
 
 class Search(NamedTuple):
@@ -94,6 +96,8 @@ def verify_templates(
     points : list of OperatingPoint
         One per rate of FARS.
     """
+    if pairs.issame.all() or not pairs.issame.any():
+        raise ValueError(f"{pairs.path}: it needs pairs of one person, 1, and of two people, 0")
     scores = templates.pair_scores(pooled, pairs, threads)
     return scores, metrics.at_far(scores[pairs.issame], scores[~pairs.issame], FARS)
 
@@ -167,19 +171,23 @@ def _the_model(text: str) -> ModelName:
 
 def read_features(path: str, count: int) -> Features:
     """Map features from a file: (faces, D), or (faces, 2, D) with those of mirror images."""
-    try:
-        views = np.load(path, mmap_mode="r", allow_pickle=False)
-    except (ValueError, EOFError):
-        raise ValueError(f"{path}: not a .npy file of numbers") from None
-    if getattr(views, "ndim", 0) == 2:
+    views = map_npy(path)
+    if views.ndim == 2:
         views = views[:, None, :]
-    if getattr(views, "ndim", 0) != 3 or views.dtype.kind != "f" or views.shape[1] not in (1, 2):
+    if views.ndim != 3 or views.dtype.kind != "f" or views.shape[1] not in (1, 2):
         raise ValueError(
             f"{path}: features are floats (faces, width), or (faces, 2, width) with the mirror "
             "images'"
         )
     if len(views) != count:
         raise ValueError(f"{path}: {len(views)} rows for {count} faces")
+    for start in range(0, count, templates.ROWS_PER_BLOCK):
+        block = np.abs(views[start : start + templates.ROWS_PER_BLOCK])
+        is_bad = ~(block < LARGEST).all(axis=(1, 2))
+        if is_bad.any():
+            raise ValueError(
+                f"{path}: row {start + is_bad.argmax()} holds NaN, or numbers beyond {LARGEST:g}"
+            )
     return Features(views, [])
 
 
@@ -426,13 +434,20 @@ def _name_of(norm: bool, detector: bool, flip: bool) -> str:
     return f"N{int(norm)}D{int(detector)}F{int(flip)}"
 
 
+def read_known_people(path: str, pooled: templates.Templates) -> tuple[np.ndarray, np.ndarray]:
+    """Read templates and the people they show; refuse templates that have no face."""
+    people = templates.read_people(path)
+    pooled.rows(people[0], path)
+    return people
+
+
 def run_identification(
     args: argparse.Namespace, files: _Files, pooled: templates.Templates, name: str
 ) -> tuple[list[str], dict[str, Any]]:
     """Run 1:N, save the curve; return lines for people and values for machines."""
-    probes = templates.read_people(files.probes)
+    probes = read_known_people(files.probes, pooled)
     searches = [
-        search(pooled, templates.read_people(path), probes, gallery)
+        search(pooled, read_known_people(path, pooled), probes, gallery)
         for gallery, path in files.galleries.items()
     ]
     means = mean_of_galleries(searches)

@@ -137,12 +137,18 @@ def claim_folder(
     path = os.path.join(folder, f"{algo}.json")
     description = {"models": [model.digest() for model in models]}
     if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            if json.load(file) != description:
-                raise ValueError(
-                    f"{folder} holds features named {algo} of another model; choose another "
-                    "--algo or --output"
-                )
+        try:
+            with open(path, encoding="utf-8") as file:
+                is_same = json.load(file) == description
+        except ValueError as error:
+            raise ValueError(
+                f"{path}: it does not say whose features these are ({error})"
+            ) from None
+        if not is_same:
+            raise ValueError(
+                f"{folder} holds features named {algo} of another model ({path}); choose another "
+                "--algo or --output"
+            )
         return
     for images in sets:
         existing = next(filter(os.path.exists, images.feature_paths(folder, algo)), None)

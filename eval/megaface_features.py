@@ -32,7 +32,10 @@ def read_feature(path: str) -> np.ndarray:
         raise ValueError(
             f"{path}: {content[0]} numbers are announced, {len(content) - 4} are there"
         )
-    return content[4:].view("<f4")
+    feature = content[4:].view("<f4")
+    if not np.isfinite(feature).all():
+        raise ValueError(f"{path}: it holds NaN or infinite numbers")
+    return feature
 
 
 def write_feature(path: str, feature: np.ndarray) -> None:
@@ -66,6 +69,8 @@ def read_list(path: str) -> list[str]:
     with open_text(path) as file:
         lines = [line.strip() for line in file]
     lines = [os.path.normpath(line) for line in lines if line and not line.startswith("#")]
+    if any("\0" in line for line in lines):
+        raise ValueError(f"{path}: it is not text, it has bytes that are 0")
     outside = [line for line in lines if os.path.isabs(line) or line.startswith("..")]
     if outside:
         raise ValueError(f"{path}: {outside[0]!r} is outside the images' folder")

@@ -94,7 +94,7 @@ class ModelName(NamedTuple):
         try:
             height, width = config.get("resolved_image_size") or config["image_size"]
             return int(height), int(width)
-        except (ValueError, KeyError, TypeError):
+        except (ValueError, KeyError, TypeError, OverflowError):
             return None
 
     def digest(self) -> str:
@@ -317,7 +317,7 @@ class _SymbolModel(Model):
         self._block = mx.gluon.SymbolBlock(output, mx.sym.var(INPUT, dtype="float32"))
         parameters = self._block.collect_params()
         for key in set(output.list_inputs()) - {INPUT}:
-            parameters[key]._load_init(saved[key], self._contexts)
+            parameters[key]._load_init(saved[key], self._contexts, cast_dtype=True)
         # Memory is planned once per shape: fresh memory is slow on CPUs.
         self._block.hybridize(static_alloc=True, static_shape=True)
 

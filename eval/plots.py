@@ -28,6 +28,7 @@ from typing import TYPE_CHECKING, Any, Mapping, NamedTuple, Sequence
 import numpy as np
 
 from dsoftmax.eval import metrics
+from dsoftmax.recognition.common.arrays import map_npy
 from dsoftmax.recognition.common.cli import command, make_parser
 from dsoftmax.recognition.common.files import AtomicFile
 
@@ -463,11 +464,8 @@ def _read_results(paths: Sequence[str], kind: str) -> tuple[dict[str, Any], str]
 def _read_arrays(paths: Sequence[str]) -> dict[str, np.ndarray]:
     arrays = {}
     for path in paths:
-        try:
-            array = np.load(path, allow_pickle=False)
-        except (ValueError, EOFError):
-            raise ValueError(f"{path}: not a .npy file of numbers") from None
-        if getattr(array, "ndim", 0) != 2:
+        array = map_npy(path)
+        if array.ndim != 2:
             raise ValueError(f"{path}: class weights are one array (classes, width)")
         arrays[os.path.splitext(os.path.basename(path))[0]] = array
     return arrays

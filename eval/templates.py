@@ -44,6 +44,7 @@ class Pairs(NamedTuple):
     first: np.ndarray  # (p,) int32, ids
     second: np.ndarray  # (p,) int32
     issame: np.ndarray  # (p,) bool
+    path: str = "the list of pairs"  # that they come from
 
 
 class Templates(NamedTuple):
@@ -127,7 +128,7 @@ def read_pairs(path: str) -> Pairs:
     if not numbers.size or numbers.size % 3 or not np.isin(numbers[2::3], (0, 1)).all():
         raise ValueError(f"{path}: its lines are not `template template 1` or `… 0`")
     table = numbers.reshape(-1, 3)
-    return Pairs(table[:, 0].copy(), table[:, 1].copy(), table[:, 2].astype(bool))
+    return Pairs(table[:, 0].copy(), table[:, 1].copy(), table[:, 2].astype(bool), path)
 
 
 def read_people(path: str) -> tuple[np.ndarray, np.ndarray]:
@@ -253,7 +254,7 @@ def pair_scores(templates: Templates, pairs: Pairs, threads: int = 2) -> np.ndar
     def score(start: int) -> np.ndarray:
         block = slice(start, start + PAIRS_PER_BLOCK)
         first, second = (
-            templates.rows(ids[block], "the list of pairs") for ids in (pairs.first, pairs.second)
+            templates.rows(ids[block], pairs.path) for ids in (pairs.first, pairs.second)
         )
         cosines = np.einsum(
             "pd,pd->p", templates.features[first], templates.features[second], dtype=np.float32

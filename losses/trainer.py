@@ -61,7 +61,10 @@ def read_states(path: str) -> SavedStates:
     content = map_arrays(path)  # memory may hold the optimizer's arrays once, not twice
     if FACTS not in content:
         raise ValueError(f"{path}: not the state of a head's trainer")
-    facts = json.loads(content.pop(FACTS).tobytes())
+    try:
+        facts = json.loads(content.pop(FACTS).tobytes())
+    except ValueError as error:
+        raise ValueError(f"{path}: its facts are no JSON ({error})") from None
     of_sampler = [name for name in content if name.startswith(SAMPLER)]
     sampler = {name[len(SAMPLER) :]: np.array(content.pop(name)) for name in of_sampler}
     return SavedStates(facts, content, sampler)

@@ -18,6 +18,7 @@ from dsoftmax.losses.head import Head
 from dsoftmax.recognition.common.arrays import (
     Blocks,
     load_arrays,
+    map_npy,
     size_of,
     write_arrays,
     write_npy,
@@ -166,7 +167,7 @@ def load_state(path: str, trained: Trained, group: Group = ALONE) -> dict[str, A
         parameters = load_arrays(os.path.join(path, "backbone.params"))
         momenta = load_arrays(os.path.join(path, "momenta.params"))
         momenta.pop("none", None)
-        classes = np.load(os.path.join(path, "classes.npy"), mmap_mode="r")
+        classes = map_npy(os.path.join(path, "classes.npy"))
     try:
         trained.backbone.load_parameters(broadcast(group, "parameters", parameters))
         trained.backbone.load_momenta(broadcast(group, "momenta", momenta))

@@ -20,7 +20,7 @@ from typing import Mapping
 
 import numpy as np
 
-from dsoftmax.recognition.common.arrays import load_arrays, map_list
+from dsoftmax.recognition.common.arrays import load_arrays, map_list, map_npy
 from dsoftmax.recognition.common.rows import Rows
 from dsoftmax.recognition.states import find_sound_state
 
@@ -61,7 +61,7 @@ def open_momenta(path: str, num_classes: int) -> list[Rows]:
     if not os.path.exists(path):
         raise FileNotFoundError(f"{path}: there is no such file or folder")
     if path.endswith(".npy"):
-        array = _map_npy(path)
+        array = map_npy(path)
         parts = [array] if array.ndim != 3 else [_part(array, place) for place in range(len(array))]
         return [as_rows(path, [part], num_classes) for part in parts]
     parts = _partial_fc(path, MOMENTA)
@@ -97,9 +97,9 @@ def _find(path: str) -> list[np.ndarray]:
     if parts:
         return parts
     if os.path.isdir(path):
-        return [_map_npy(os.path.join(_state_in(path), "classes.npy"))]
+        return [map_npy(os.path.join(_state_in(path), "classes.npy"))]
     if path.endswith(".npy"):
-        return [_map_npy(path)]
+        return [map_npy(path)]
     parts = class_weights_in_model(path)
     if not parts:
         raise ValueError(
@@ -147,13 +147,6 @@ def _check_numbers(what: str, found: Mapping[int, np.ndarray]) -> None:
             f"{what}: number {missing[0]} is missing, although there is number {max(found)}: class "
             "weights need all of them"
         )
-
-
-def _map_npy(path: str) -> np.ndarray:
-    try:
-        return np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(f"{path}: not a .npy file of numbers ({error})") from None
 
 
 def _part(stacked: np.memmap, place: int) -> np.memmap:

@@ -16,7 +16,7 @@ import numpy as np
 from dsoftmax.losses.stores.base import WEIGHT
 from dsoftmax.losses.trainer import SavedStates, read_states
 from dsoftmax.recognition.class_edits import ClassArrays
-from dsoftmax.recognition.common.arrays import Blocks, size_of, write_arrays, write_npy
+from dsoftmax.recognition.common.arrays import Blocks, map_npy, size_of, write_arrays, write_npy
 from dsoftmax.recognition.common.files import atomic_folder, explain_full_disk
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.common.rows import ROWS_AT_ONCE, Rows
@@ -67,7 +67,7 @@ def read_class_state(folder: str) -> ClassState:
     """Open the classes of a state, or of the newest one of a run; its files are checked first."""
     path = find_sound_state(folder)
     saved = read_states(os.path.join(path, "head.states"))
-    weights = np.load(os.path.join(path, "classes.npy"), mmap_mode="r", allow_pickle=False)
+    weights = map_npy(os.path.join(path, "classes.npy"))
     classes = {WEIGHT: Rows([weights])}
     classes.update((name, Rows([array])) for name, array in saved.arrays.items())
     if len({rows.shape for rows in classes.values()}) > 1:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import difflib
 import importlib
 import importlib.util
@@ -78,6 +79,16 @@ def _execute(path: str) -> Any:
             if os.path.dirname(getattr(sys.modules[name], "__file__", None) or "") == folder:
                 del sys.modules[name]
     return module
+
+
+def merge(module: Any, chosen: argparse.Namespace) -> None:
+    """Merge the chosen network, dataset and loss into a configuration, as it does that itself."""
+    try:
+        module.generate_config(chosen.network, chosen.dataset, chosen.loss)
+    except Exception as error:  # a user's function can raise anything
+        raise ValueError(
+            f"--config {chosen.config}: generate_config: {type(error).__name__}: {error}"
+        ) from None
 
 
 def notes_on_keys(tables: Mapping[str, Mapping[str, Any]], read: Iterable[str]) -> list[str]:

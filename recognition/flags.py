@@ -131,7 +131,15 @@ class Flag:
         if value is None:
             return None
         # argparse parses defaults that are text by itself.
-        return self.kind(value) if self.kind in NUMBERS else str(value)
+        if self.kind not in NUMBERS:
+            return str(value)
+        try:
+            return self.kind(value)
+        except (TypeError, ValueError, OverflowError):
+            raise ValueError(
+                f"--config: {self.configured} = {value!r}, the default of --{self.name}, is no "
+                f"{self.kind.__name__}"
+            ) from None
 
     def add_to(self, parser: argparse._ActionsContainer, module: Any) -> None:
         """Add the flag to a parser, with the default of a configuration."""

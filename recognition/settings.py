@@ -18,7 +18,7 @@ from dsoftmax.losses.presets import LossSpec
 from dsoftmax.losses.stores import default_store, find_store
 from dsoftmax.recognition.common.checks import did_you_mean
 from dsoftmax.recognition.common.preflight import check_mxnet
-from dsoftmax.recognition.configuration import load_config, notes_on_keys
+from dsoftmax.recognition.configuration import load_config, merge, notes_on_keys
 from dsoftmax.recognition.flags import FLAGS, build_parser, check_ranges, parse_first
 
 if TYPE_CHECKING:
@@ -147,7 +147,7 @@ def parse(argv: list[str] | None = None) -> Settings:
         module.network[first.network] = EasyDict(net_name=first.network)
     for flag in ("network", "dataset", "loss"):
         _check_name(flag, getattr(first, flag), getattr(module, flag))
-    module.generate_config(first.network, first.dataset, first.loss)
+    merge(module, first)
     args = build_parser(module).parse_args(argv)
     for flag in ("network", "dataset", "loss"):
         setattr(args, flag, getattr(first, flag))

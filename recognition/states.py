@@ -22,9 +22,7 @@ import shutil
 import zlib
 from typing import Any, Callable, Iterator, NamedTuple
 
-import numpy as np
-
-from dsoftmax.recognition.common.arrays import load_arrays
+from dsoftmax.recognition.common.arrays import load_arrays, map_npy
 from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.files import AtomicFile, FullDiskError
 
@@ -214,9 +212,12 @@ def read_facts(path: str) -> dict[str, Any]:
             "on with the version that wrote it, or begin another run by --extra-model-name"
         )
     sums = facts.get("checksums")
-    if sums is not None and (
-        not isinstance(sums, dict) or sums.get(DESCRIPTION) != _checksum_of(facts)
-    ):
+    is_written = isinstance(sums, dict) and sums.get(DESCRIPTION) == _checksum_of(facts)
+    # States of early versions have no checksums at all, under whatever name.
+    is_early = sums is None and not any(
+        isinstance(value, dict) and DESCRIPTION in value for value in facts.values()
+    )
+    if not (is_written or is_early):
         raise DamagedStateError(f"{name}: it is not what was written, its checksum differs")
     sizes = facts.get("files")
     numbers = [sizes.get(file) for file in FILES] if isinstance(sizes, dict) else [None]
@@ -302,15 +303,15 @@ def _wrong_blocks(
 
 def _read_without_checksums(path: str, facts: dict[str, Any]) -> None:
     """Raise a ValueError if a file of the right size can't be what was saved."""
-    if path.endswith(".npy"):
-        shape = np.load(path, mmap_mode="r").shape
-        if shape != shape_of_classes(facts):
-            raise ValueError(f"it is an array of shape {shape}")
-        return
     try:
-        load_arrays(path)
+        if not path.endswith(".npy"):
+            load_arrays(path)
+            return
+        shape = map_npy(path).shape
     except ValueError as error:
         raise ValueError(str(error).partition(": ")[2]) from None  # the problem names the file
+    if shape != shape_of_classes(facts):
+        raise ValueError(f"it is an array of shape {shape}")
 
 
 def is_whole(path: str) -> bool:

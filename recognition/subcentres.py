@@ -15,6 +15,7 @@ import numpy as np
 from dsoftmax.eval import metrics
 from dsoftmax.eval.embed import embed_batches
 from dsoftmax.eval.models import Embed
+from dsoftmax.recognition.common.arrays import map_npy
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.identities import write_table
@@ -34,7 +35,7 @@ class Choice(NamedTuple):
 
 def read_centres(path: str, num_classes: int) -> np.ndarray:
     """Return the centres of a saved state's classes, (K, centres, D), from its ``classes.npy``."""
-    weights = np.load(path, mmap_mode="r")
+    weights = map_npy(path)
     if weights.ndim != 2 or len(weights) % num_classes or len(weights) == num_classes:
         raise ValueError(
             f"{path}: {weights.shape} class weights are not several centres for each of the "

@@ -116,6 +116,25 @@ def map_list(path: str | os.PathLike) -> tuple[list[str], list[np.ndarray]]:
         raise ValueError(f"{path}: not a parameter file, or not a whole one: {error}") from None
 
 
+def map_npy(path: str | os.PathLike) -> np.ndarray:
+    """Load an array of numbers from a ``.npy`` file without reading it: it is a view of the file.
+
+    Raises
+    ------
+    ValueError
+        If the file is damaged, or no ``.npy`` of numbers.
+    """
+    try:
+        return np.lib.format.open_memmap(path, mode="r")
+    except OSError:
+        raise
+    except Exception as error:  # numpy takes the header for Python, which can raise nearly anything
+        reason = str(error).partition("\n")[0][:200] or type(error).__name__
+        raise ValueError(
+            f"{os.fspath(path)}: not a .npy file of numbers, or not a whole one ({reason})"
+        ) from None
+
+
 def _is_finite(array: np.ndarray) -> bool:
     """Say whether all numbers are finite: only then is their sum, which needs no memory."""
     with np.errstate(invalid="ignore", over="ignore"):

@@ -195,7 +195,7 @@ def rate(text: str) -> float:
     """Parse a flag's ``1/64`` or ``0.015625``."""
     try:
         value = float(Fraction(text))
-    except (ValueError, ZeroDivisionError):
+    except (ValueError, ZeroDivisionError, OverflowError):
         value = 0.0
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"a rate is a number in (0, 1] or 1/64, not {text!r}")

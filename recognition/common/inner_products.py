@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
-from concurrent.futures import ThreadPoolExecutor
+import os
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Iterable, Iterator
 
 import numpy as np
@@ -43,15 +45,24 @@ def inner_products(pairs: Iterable[tuple[np.ndarray, np.ndarray]]) -> Iterator[n
     # `dot` is OpenBLAS, which numpy has too, and then nothing need be copied.
     multiplier = _ByNumpy if products.way(mx.cpu()) == "dot" else _ByMXNet
     multipliers = itertools.cycle([multiplier(), multiplier()])  # the caller's and the thread's
-    pending = None
-    with ThreadPoolExecutor(1) as thread:
+    pending = following = None
+    try:
         for a, b in pairs:
-            following = thread.submit(next(multipliers).multiply, a, b)
+            following = _thread(os.getpid()).submit(next(multipliers).multiply, a, b)
             if pending is not None:
                 yield pending.result()
             pending = following
         if pending is not None:
             yield pending.result()
+    finally:
+        if following is not None:  # whoever stops early may change the matrices
+            wait([following])
+
+
+@functools.lru_cache(maxsize=1)
+def _thread(process: int) -> ThreadPoolExecutor:
+    """Return the thread of this process: MXNet keeps 5 MB for every thread that has used it."""
+    return ThreadPoolExecutor(1)
 
 
 class _ByNumpy:

@@ -11,6 +11,7 @@ from typing import Iterator, NamedTuple, Sequence
 
 import numpy as np
 
+from dsoftmax.recognition.common.arrays import map_npy
 from dsoftmax.recognition.common.inner_products import inner_products
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.common.vectors import normalized
@@ -220,11 +221,8 @@ def _write_report(
 
 def load_embeddings(path: str, rows: int | None = None) -> np.ndarray:
     """Map a ``.npy`` file of embeddings; `rows` is how many it must have."""
-    try:
-        embeddings = np.load(path, mmap_mode="r", allow_pickle=False)
-    except ValueError as error:
-        raise ValueError(f"{path}: not a .npy file of numbers ({error})") from None
-    if getattr(embeddings, "ndim", 0) != 2 or embeddings.dtype.kind != "f":
+    embeddings = map_npy(path)
+    if embeddings.ndim != 2 or embeddings.dtype.kind != "f":
         raise ValueError(f"{path}: embeddings are a float array (images, width)")
     if rows is not None and len(embeddings) != rows:
         raise ValueError(f"{path}: {len(embeddings)} rows for a set of {rows} images")

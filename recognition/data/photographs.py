@@ -157,8 +157,11 @@ def _check_settings(output: str, source: str, finder: FaceFinder, size: tuple[in
     }
     path = os.path.join(output, SETTINGS)
     if os.path.exists(path):
-        with open(path, encoding="utf-8") as file:
-            before = json.load(file)
+        try:
+            with open(path, encoding="utf-8") as file:
+                before = dict(json.load(file))
+        except (ValueError, TypeError) as error:
+            raise ValueError(f"{path}: it is no JSON with settings ({error})") from None
         other = [name for name, value in settings.items() if before.get(name) != value]
         if other:
             raise ValueError(

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
+import subprocess
+import sys
 from typing import NamedTuple
 
 from dsoftmax.recognition.common.files import open_text
 
 AGEDB_IMAGES = "03_Protocol_Images"
+SECONDS_TO_READ = 60
 CFP_KINDS = {"FF": ("F", "F"), "FP": ("F", "P")}  # which lists the two images of a pair are in
 
 
@@ -35,32 +39,41 @@ def read_agedb(path: str, folder: str) -> list[ListedPair]:
     list of ListedPair
         Fold after fold.
     """
-    from scipy.io import loadmat
-    from scipy.io.matlab import MatReadError
-
-    try:
-        splits = loadmat(path)["splits"]
-        names = [
-            [str(split[row][column][0][0][0][0]) for row in (0, 1)]
-            for split in (fold[0][0][0][0] for fold in splits)
-            for column in range(split.shape[1])
-        ]
-    except (MatReadError, LookupError, TypeError, ValueError, NotImplementedError) as error:
-        raise ValueError(
-            f"{path}: not AgeDB's list of pairs, a .mat with `splits` ({_reason(error)})"
-        ) from None
     images = os.path.join(folder, AGEDB_IMAGES)
     return [
         ListedPair(
             *(os.path.join(images, f"{name}.jpg") for name in pair),
             people=tuple(name.split("_")[0] for name in pair),
         )
-        for pair in names
+        for pair in _read_agedb_names(path)
     ]
 
 
-def _reason(error: Exception) -> str:
-    return str(error) or type(error).__name__
+def _read_agedb_names(path: str) -> list[list[str]]:
+    """Read the names of the images of each pair, in a process: damaged files make SciPy crash."""
+    with open(path, "rb"):
+        pass  # or say why not
+    command = [sys.executable, "-m", __name__, os.fspath(path)]
+    try:
+        done = subprocess.run(
+            command, capture_output=True, text=True, timeout=SECONDS_TO_READ, check=False
+        )
+        reason = (done.stderr.strip().splitlines() or ["SciPy can't read it"])[-1]
+        if done.returncode == 0:
+            return json.loads(done.stdout)
+    except subprocess.TimeoutExpired:
+        reason = f"it took more than {SECONDS_TO_READ} s"
+    raise ValueError(f"{path}: not AgeDB's list of pairs, a .mat with `splits` ({reason})")
+
+
+def _parse_agedb(path: str) -> list[list[str]]:
+    from scipy.io import loadmat
+
+    return [
+        [str(split[row][column][0][0][0][0]) for row in (0, 1)]
+        for split in (fold[0][0][0][0] for fold in loadmat(path)["splits"])
+        for column in range(split.shape[1])
+    ]
 
 
 def read_cfp(path: str, folder: str) -> list[ListedPair]:
@@ -126,3 +139,7 @@ def _read_cfp_pairs(path: str, images: list[dict[int, str]]) -> list[ListedPair]
 def _cfp_person(path: str) -> str:
     """Return 001 of ``Data/Images/001/frontal/01.jpg``."""
     return os.path.basename(os.path.dirname(os.path.dirname(path)))
+
+
+if __name__ == "__main__":
+    print(json.dumps(_parse_agedb(sys.argv[1])))

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dsoftmax.recognition.common.arrays import map_npy
 from dsoftmax.recognition.log import read_table
 from dsoftmax.recognition.models import RESULTS_FILE
 from dsoftmax.recognition.settings import Settings
@@ -109,4 +110,4 @@ class RunFolder:
         """Map the class weights of the newest state, (K, D)."""
         if self.state is None:
             raise ValueError("no state was saved")
-        return np.load(os.path.join(self.state, "classes.npy"), mmap_mode="r")
+        return map_npy(os.path.join(self.state, "classes.npy"))

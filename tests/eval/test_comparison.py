@@ -105,6 +105,15 @@ def test_files_of_others_are_refused(results, model, tmp_path, symbol_model):
             read_calibration(str(tmp_path / "bad.json"), model)
 
 
+@pytest.mark.parametrize(
+    "changes",
+    [{"cosine_threshold": "x"}, {"cosine_threshold": 7}, {"pairs": None}, {"calibration": "ab"}],
+)
+def test_numbers_that_can_not_be_are_refused(results, model, changes):
+    with pytest.raises(ValueError, match=r"results\.json: not a file that eval/verification\.py"):
+        read_calibration(results(**changes), model)
+
+
 def test_of_several_results_that_with_most_pairs(results, model, tmp_path):
     with open(results()) as file:
         (one,) = json.load(file)["results"]

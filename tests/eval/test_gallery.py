@@ -180,6 +180,25 @@ def test_damaged_files_are_named(people, embed, tmp_path):
     (folder / "part-0.csv").write_text("\n".join(lines[:-1]))
     with pytest.raises(ValueError, match=r"part-0.csv: 3 rows for 4 vectors"):
         Gallery(str(folder))
+    (folder / "part-0.csv").write_text("\n".join(["x", *lines[1:]]))
+    with pytest.raises(ValueError, match=r"part-0.csv: not the list of a gallery's images"):
+        Gallery(str(folder))
+    (folder / "part-0.csv").write_text("\n".join(lines))
+    sound = np.load(folder / "part-0.scales.npy")
+    for scales in (sound[:2], sound * np.nan, sound.astype(float)):
+        np.save(folder / "part-0.scales.npy", scales)
+        with pytest.raises(ValueError, match=r"part-0.scales.npy: it is not one finite float32"):
+            Gallery(str(folder)).search(np.eye(1, 16), 1)
+    np.save(folder / "part-0.scales.npy", sound)
+    with pytest.raises(ValueError, match=r"vectors of 16 numbers, but .* embeddings have 8"):
+        Gallery(str(folder)).search(np.eye(1, 8), 1)
+    np.save(folder / "part-0.vectors.npy", np.zeros((3, 16), np.int8))
+    with pytest.raises(ValueError, match=r"part-0.vectors.npy: int8 \(3, 16\) instead of int8"):
+        Gallery(str(folder)).search(np.eye(1, 16), 1)
+    state = json.loads((folder / "gallery.json").read_text())
+    (folder / "gallery.json").write_text(json.dumps({**state, "parts": [{"name": "part-0"}]}))
+    with pytest.raises(ValueError, match=r"gallery.json: not the description of a gallery"):
+        Gallery(str(folder))
     (folder / "gallery.json").write_text("{")
     with pytest.raises(ValueError, match=r"gallery.json: not the description of a gallery"):
         Gallery(str(folder))

@@ -42,3 +42,27 @@ def test_a_state_of_an_older_version_is_ignored(open_array, tmp_path):
     np.save(tmp_path / "a.npy", np.ones((5, 2)))
     (tmp_path / "a.json").write_text(json.dumps({"done": 3, "width": 2, "unreadable": []}))
     assert open_array().done == 0
+
+
+@pytest.mark.parametrize(
+    "state",
+    [
+        '{"done": 2, "row": [2], "notes": {}',
+        '{"done": 9, "row": [2], "notes": {}}',
+        '{"done": 1e999, "row": [2], "notes": {}}',
+        '{"done": 2, "row": 2, "notes": {}}',
+        '{"done": 4, "row": [200], "notes": {}}',
+        "[]",
+    ],
+)
+def test_a_damaged_state_is_named(open_array, tmp_path, state):
+    rows = open_array()
+    rows.open((2,))
+    rows.append(np.ones((2, 2)), bad=[])
+    rows.close()
+    (tmp_path / "a.json").write_text(state)
+    if state == "[]":  # of an older version
+        assert open_array().done == 0
+        return
+    with pytest.raises(ValueError, match=r"a\.json: it does not fit .*a\.npy"):
+        open_array()

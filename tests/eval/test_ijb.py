@@ -265,6 +265,8 @@ def test_mistakes_of_users(folder, run, symbol_model, flags, message):
         (np.zeros((47, 8), np.float32), "47 rows for 48 faces"),
         (np.zeros((48, 3, 8), np.float32), "features are floats"),
         (np.zeros((48, 8), int), "features are floats"),
+        (np.full((48, 8), np.nan), "bad.npy: row 0 holds NaN, or numbers beyond 1e+15"),
+        (np.eye(48, 8, k=-3) * 1e30, "bad.npy: row 3 holds NaN, or numbers beyond 1e+15"),
     ],
 )
 def test_bad_features(folder, run, tmp_path, array, message):

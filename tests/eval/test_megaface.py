@@ -120,6 +120,12 @@ def test_another_model_is_refused_the_folder(run, symbol_model):
     assert run("--model", f"{symbol_model('two')},0", "--algo", "two")[0] == 0
 
 
+def test_a_damaged_description_of_a_folder(tmp_path):
+    (tmp_path / "x.json").write_text('{"models": [')
+    with pytest.raises(ValueError, match=r"x\.json: it does not say whose features these are"):
+        megaface.claim_folder(str(tmp_path), "x", [], [])
+
+
 def test_features_of_nobody_knows_whom(run, symbol_model, tmp_path, pictures):
     path = tmp_path / "feature_out" / "megaface" / f"{next(iter(pictures['megaface']))}_x.bin"
     path.parent.mkdir(parents=True)
@@ -276,6 +282,17 @@ class TestFiles:
         (tmp_path / "lst").write_text(f"a/b.jpg\n{line}\n")
         with pytest.raises(ValueError, match="is outside the images' folder"):
             megaface_features.read_list(str(tmp_path / "lst"))
+
+    def test_bytes_that_no_path_has(self, tmp_path):
+        (tmp_path / "lst").write_bytes(b"a/b.jpg\na/\0.jpg\n")
+        with pytest.raises(ValueError, match=r"lst: it is not text, it has bytes that are 0"):
+            megaface_features.read_list(str(tmp_path / "lst"))
+
+    def test_numbers_that_are_not_finite(self, tmp_path):
+        path = str(tmp_path / "x.bin")
+        megaface_features.write_feature(path, np.array([1, np.nan]))
+        with pytest.raises(ValueError, match=r"x\.bin: it holds NaN"):
+            megaface_features.read_feature(path)
 
 
 @pytest.mark.parametrize(

@@ -132,7 +132,7 @@ class TestFiles:
 
     def test_pairs(self, write):
         found = templates.read_pairs(write("1 2 1\n3 4 0\n"))
-        assert [part.tolist() for part in found] == [[1, 3], [2, 4], [True, False]]
+        assert [part.tolist() for part in found[:3]] == [[1, 3], [2, 4], [True, False]]
 
     def test_people(self, write):
         found = templates.read_people(write("TEMPLATE_ID,SUBJECT_ID,X\n5,100,a\n5,100,b\n6,9,c\n"))

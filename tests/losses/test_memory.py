@@ -73,3 +73,57 @@ def test_flat_over_500_steps(preset, options):
     (memory, *early), (memory_later, *late) = json.loads(done.stdout)
     assert memory_later - memory < MEGABYTES
     assert late == early
+
+
+HEADS = """
+import gc, json, os, sys
+import mxnet as mx
+from mxnet import autograd, nd
+from dsoftmax import losses
+
+preset, options = sys.argv[1], json.loads(sys.argv[2])
+options["ctx"] = [mx.cpu(i) for i in range(options.pop("contexts", 1))]
+x = nd.random.normal(shape=(16, 64))
+x.attach_grad()
+found = []
+for number in range(50):
+    head = losses.create(preset, 8000, 64, **options)  # 2 MB, and as much of momenta
+    head.initialize()
+    trainer = head.trainer("sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    for _ in range(2):
+        with autograd.record():
+            loss = head(x, list(range(16)))
+        loss.backward()
+        trainer.step(16)
+    nd.waitall()
+    del head, trainer, loss
+    gc.collect()
+    if number in (9, 49):
+        with open("/proc/self/statm") as file:
+            memory = int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6
+        found.append([memory, len(os.listdir("/proc/self/fd")), len(os.listdir("/proc/self/task"))])
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+@pytest.mark.parametrize(
+    ("preset", "options"),
+    [
+        ("arcface", {"contexts": 2}),
+        ("dsoftmax_k", {"sample_rate": 0.1, "store": "host", "dtype": "float16"}),
+        ("hf_softmax", {"sample_rate": 0.01, "trees": 1}),
+    ],
+    ids=str,
+)
+def test_fifty_heads_return_their_memory(preset, options):
+    done = subprocess.run(
+        [sys.executable, "-c", HEADS, preset, json.dumps(options)],
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    (memory, *early), (memory_later, *late) = json.loads(done.stdout)
+    assert memory_later - memory < 20  # MB: five of the forty heads in between
+    assert late == early

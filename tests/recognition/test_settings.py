@@ -425,6 +425,15 @@ class TestInsightfaceConfig:
         with pytest.raises(ValueError, match=r"--config .*config\.py: \w+: "):
             settle(line)
 
+    @pytest.mark.parametrize("value", ["(1, 2)", "'x'", "1e999"])
+    def test_defaults_that_are_no_numbers(self, settle, value):
+        with pytest.raises(ValueError, match=r"default\.ckpt = .* of --ckpt, is no int"):
+            settle(f"default.ckpt = {value}")
+
+    def test_errors_of_its_function_name_the_file(self, settle):
+        with pytest.raises(ValueError, match=r"config\.py: generate_config: NameError: .*missing"):
+            settle("def generate_config(_network, _dataset, _loss): missing[_loss]")
+
     def test_a_dataset_without_a_path(self, settle):
         with pytest.raises(ValueError, match=r"--dataset bare: .* has no dataset_path"):
             settle("dataset.bare = edict(num_classes=3)", "--dataset", "bare")

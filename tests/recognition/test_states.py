@@ -75,6 +75,14 @@ def test_every_byte_of_the_description_counts(write):
         path.write_bytes(content)
 
 
+def test_checksums_that_lost_their_name(write):
+    path = write(3)
+    description = path / states.DESCRIPTION
+    description.write_text(description.read_text().replace('"checksums"', '"checkums"'))
+    with pytest.raises(states.DamagedStateError, match=r"state\.json: it is not what was written"):
+        states.read_facts(str(path))
+
+
 def test_several_problems(write):
     path = write(3)
     (path / "classes.npy").unlink()

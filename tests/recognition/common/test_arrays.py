@@ -10,6 +10,7 @@ from dsoftmax.recognition.common.arrays import (
     Blocks,
     load_arrays,
     map_arrays,
+    map_npy,
     save_arrays,
     size_of,
 )
@@ -184,3 +185,25 @@ def test_numbers_that_are_not_finite_are_named(tmp_path, bad):
     save_arrays(tmp_path / "file", {"a": np.ones(3), "b": np.array([1, bad, -bad], np.float32)})
     with pytest.raises(ValueError, match="file: b holds NaN or infinite numbers"):
         load_arrays(tmp_path / "file")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda content: b"",
+        lambda content: b"PK\x03\x04" + content[4:],
+        lambda content: content[:-1],
+        lambda content: content[:30],
+        lambda content: content.replace(b"False, 'shape'", b"False, ('shape"),
+        lambda content: content.replace(b"(3, 2)", b"(3,-2)"),
+        lambda content: content.replace(b"'<f4'", b"'|O' "),
+        lambda content: content.replace(b"{", b"\xff"),
+    ],
+)
+def test_a_damaged_npy_is_named(tmp_path, damage):
+    path = tmp_path / "a.npy"
+    np.save(path, np.ones((3, 2), np.float32))
+    np.testing.assert_array_equal(map_npy(path), np.ones((3, 2)))
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(ValueError, match=r"a\.npy: not a \.npy file of numbers"):
+        map_npy(path)

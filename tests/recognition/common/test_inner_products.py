@@ -1,11 +1,13 @@
 """Inner products by each way a CPU has, against numpy in float64."""
 
 import gc
+import threading
 import time
 
 import numpy as np
 import pytest
 
+from dsoftmax.recognition.common import inner_products as module
 from dsoftmax.recognition.common import products
 from dsoftmax.recognition.common.inner_products import inner_products
 
@@ -89,3 +91,18 @@ def test_the_result_outlives_the_products(way, rng):
     gc.collect()
     list(inner_products([(vectors, -others)]))  # would be written into memory that was freed
     np.testing.assert_allclose(found, vectors @ others.T, atol=1e-4)
+
+
+def test_all_calls_share_a_thread(way, rng, monkeypatch):
+    """MXNet keeps 5 MB for every thread that has used it, for good."""
+    threads = []
+    for kind in (module._ByNumpy, module._ByMXNet):
+        monkeypatch.setattr(
+            kind, "multiply", lambda *_: threads.append(threading.current_thread()) or 0
+        )
+    vectors = rng.normal(size=(4, 8)).astype(np.float32)
+    for _ in range(3):
+        list(inner_products([(vectors, vectors)] * 2))
+    next(inner_products([(vectors, vectors)] * 3))  # is left early
+    assert len(set(threads)) == 1
+    assert threading.current_thread() not in threads

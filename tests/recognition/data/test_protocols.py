@@ -1,5 +1,7 @@
 """AgeDB's and CFP's lists of pairs, written as those are distributed."""
 
+import subprocess
+
 import numpy as np
 import pytest
 from scipy.io import savemat
@@ -55,6 +57,17 @@ def test_another_mat(tmp_path):
     for name in ("other.mat", "none.mat"):
         with pytest.raises(ValueError, match=rf"{name}: not AgeDB's list of pairs"):
             read_pairs(str(tmp_path / name), str(tmp_path))
+
+
+def test_a_mat_that_crashes_its_reader(agedb, monkeypatch):
+    folder, _ = agedb
+    crash = "import ctypes; ctypes.string_at(0)"
+    run = subprocess.run
+    monkeypatch.setattr(
+        subprocess, "run", lambda command, **options: run([command[0], "-c", crash], **options)
+    )
+    with pytest.raises(ValueError, match=r"protocol\.mat: not AgeDB's .* \(SciPy can't read it\)"):
+        read_pairs(str(folder / "protocol.mat"), str(folder))
 
 
 @pytest.fixture
