@@ -35,12 +35,16 @@ find_python() {
         "python3.11 by your system's package manager or pyenv, or name it: PYTHON=/path/to/python."
 }
 
-# mxnet and mxnet-cu112 overwrite each other's files: the machine's driver decides which one.
+# mxnet and mxnet-cu112 overwrite each other's files: the machine's GPUs decide which one. The wheel
+# runs on compute capabilities 5.0 to 8.9, as recognition/common/gpus.py says in more words.
 mxnet_extra() {
-    if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-        echo cu112
-    else
+    local capabilities
+    if ! command -v nvidia-smi >/dev/null; then
         echo cpu
+    elif capabilities=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null); then
+        grep -q '^ *[5-8]\.' <<<"$capabilities" && echo cu112 || echo cpu
+    else # no driver, or one too old to know capabilities, and so too old for GPUs above 8.9
+        nvidia-smi -L 2>/dev/null | grep -q GPU && echo cu112 || echo cpu
     fi
 }
 
