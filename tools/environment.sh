@@ -55,13 +55,22 @@ can_reach_packages() {
         tqdm >/dev/null 2>&1 && rm -r "$fetched"
 }
 
+# The versions that were tested with this Python; none of CUDA's libraries, which were not.
+constraints() {
+    "$VENV_PYTHON" -c 'import sys; print("{}/python{}.{}.txt".format(sys.argv[1], *sys.version_info))' \
+        "$REPOSITORY/tools/constraints"
+}
+
 make_environment() {
     local venv=${DSOFTMAX_VENV:-$REPOSITORY/.venv}
     local extras stamp
     extras=$(mxnet_extra),test
     VENV_PYTHON=$venv/bin/python
     # What is installed is a function of these; the finished environment carries their sum.
-    stamp=$({ echo "$REPOSITORY $extras"; cat "$REPOSITORY"/{setup.py,tools/environment.sh}; } | cksum)
+    stamp=$({
+        echo "$REPOSITORY $extras"
+        cat "$REPOSITORY"/{setup.py,tools/environment.sh,tools/constraints/*.txt}
+    } | cksum)
     if [ "$(cat "$venv/dsoftmax-stamp" 2>/dev/null)" = "$stamp" ] && "$VENV_PYTHON" -c ''; then
         return
     fi
@@ -78,8 +87,10 @@ make_environment() {
         "this machine online? PIP_INDEX_URL=https://... names a mirror."
     "$VENV_PYTHON" -m pip install --quiet --upgrade "pip>=22,<26" ||
         fail "pip could not be upgraded; its own lines above say why."
-    "$VENV_PYTHON" -m pip install --compile --editable "$REPOSITORY[$extras]" ||
-        fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why."
+    "$VENV_PYTHON" -m pip install --compile --constraint "$(constraints)" \
+        --editable "$REPOSITORY[$extras]" ||
+        fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why. It took" \
+            "the versions of $(constraints); pip install -e '.[$extras]' takes any that work."
     # opencv-python links libGL, which a server often lacks; its headless twin does not.
     if ! "$VENV_PYTHON" -c 'import cv2' 2>/dev/null; then
         echo "This machine lacks the graphics libraries of opencv-python: taking its headless twin."
