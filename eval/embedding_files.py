@@ -39,6 +39,7 @@ class Job(NamedTuple):
             "size": list(self.size),
             "flip": self.flip,
             "normalize": self.normalize,
+            "detector": self.images.find.settings() if self.images.find else None,
         }
 
 

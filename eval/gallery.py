@@ -21,7 +21,7 @@ from dsoftmax.eval.top_matches import DTYPES, Block, compress, top_matches
 from dsoftmax.recognition.common.files import AtomicFile
 from dsoftmax.recognition.data.folders import COLUMNS, Source, parse_row, row_of
 from dsoftmax.recognition.data.identities import read_table, write_table
-from dsoftmax.recognition.data.images import ImageError
+from dsoftmax.recognition.data.images import FindLandmarks, ImageError
 from dsoftmax.recognition.data.inputs import Images, image_files, open_sources
 
 STATE, NEW = "gallery.json", "new.npy"
@@ -156,6 +156,7 @@ def draw_matches(
     ----------
     gallery : Gallery
     queries : Images
+        If they find landmarks, the photographs of the gallery are aligned, too.
     readable : sequence of int
         The numbers of the queries that `matches` are of.
     matches : sequence of sequence of Match
@@ -174,16 +175,16 @@ def draw_matches(
             ["query", os.path.basename(queries.name(number))],
             border=BLACK,
         )
-        rows.append([query, *(_tile(gallery, match) for match in found)])
+        rows.append([query, *(_tile(gallery, match, queries.find) for match in found)])
         if not found:
             rows[-1].append(Tile(word=nobody, ground=GREY))
     return draw_sheet(rows)
 
 
-def _tile(gallery: Gallery, match: Match) -> Tile:
+def _tile(gallery: Gallery, match: Match, find: FindLandmarks | None) -> Tile:
     lines = [f"{match.cosine:.3f}  {match.person}", os.path.basename(match.path)]
     try:
-        face = image_files([gallery.faces[match.row]]).load(0, gallery.size).image
+        face = image_files([gallery.faces[match.row]], find).load(0, gallery.size).image
     except ImageError:
         return Tile(word="the image\nis gone", ground=GREY, lines=lines)
     return Tile(face, lines)
@@ -204,6 +205,7 @@ def build(
     embed: Model,
     size: tuple[int, int],
     dtype: str = DTYPE,
+    find: FindLandmarks | None = None,
     **options: Any,
 ) -> Addition:
     """Build a gallery from one folder of images per person, or from a list.
@@ -219,6 +221,8 @@ def build(
         Height and width of the model's images.
     dtype : {"int8", "float16", "float32"}
         How the vectors are kept.
+    find : callable, optional
+        Finds the landmarks of photographs: a `FaceFinder`.
     **options
         ``batch_size`` and ``threads`` of `embed_to_file`.
     """
@@ -233,32 +237,44 @@ def build(
         "dtype": dtype,
         "parts": [],
     }
-    return _add(folder, state, people, set(), embed, options)
+    return _add(folder, state, people, set(), embed, find, options)
 
 
-def add(gallery: Gallery, people: str, embed: Model, **options: Any) -> Addition:
+def add(
+    gallery: Gallery,
+    people: str,
+    embed: Model,
+    find: FindLandmarks | None = None,
+    **options: Any,
+) -> Addition:
     """Add the images that the gallery does not have yet.
 
     Parameters
     ----------
     gallery : Gallery
         As it was opened; open it anew afterwards.
-    people, embed, **options
+    people, embed, find, **options
         See `build`.
     """
     gallery.check(embed.name)
     known = {face.path for face in gallery.faces}
-    return _add(gallery.folder, gallery._state, people, known, embed, options)
+    return _add(gallery.folder, gallery._state, people, known, embed, find, options)
 
 
 def _add(
-    folder: str, state: dict[str, Any], people: str, known: set[str], embed: Model, options: dict
+    folder: str,
+    state: dict[str, Any],
+    people: str,
+    known: set[str],
+    embed: Model,
+    find: FindLandmarks | None,
+    options: dict,
 ) -> Addition:
     sources = [
         source._replace(path=os.path.abspath(source.path)) for source in open_sources(people)
     ]
     new_sources = [source for source in sources if source.path not in known]
-    images, skipped = image_files(new_sources), len(sources) - len(new_sources)
+    images, skipped = image_files(new_sources, find), len(sources) - len(new_sources)
     if not new_sources:
         return Addition(0, skipped, images, None)
     job = Job(embed, images, tuple(state["size"]), flip=True, normalize=True)
@@ -268,7 +284,7 @@ def _add(
     unreadable = {row for row, _ in embedded.unreadable}
     rows = [row for row in range(len(images)) if row not in unreadable]
     if not rows:
-        raise ValueError(f"{people}: not one of its {len(images)} images can be read")
+        raise ValueError(f"{people}: not one of its {len(images)} images can be used")
     name = f"part-{len(state['parts'])}"
     faces = [new_sources[row] for row in rows]
     _write_part(os.path.join(folder, name), np.load(new, mmap_mode="r"), rows, faces, state)

@@ -23,7 +23,7 @@ from dsoftmax.recognition.common.devices import gpu_contexts
 from dsoftmax.recognition.data.images import fitted_note, fitted_warning
 from dsoftmax.recognition.data.inputs import Images
 
-ADVICE = "give five landmarks each in a list, or align them first"
+ADVICE = "find the faces by --detector, give five landmarks each in a list, or align them first"
 
 
 def add_model_flags(parser: argparse._ActionsContainer) -> None:
@@ -89,7 +89,7 @@ def resumable() -> Iterator[None]:
 
 
 class Complaints(NamedTuple):
-    """The images that can't be read, and those that may not show a face where it belongs."""
+    """The images that can't be used, and those that may not show a face where it belongs."""
 
     unreadable: list[str]  # "path: why"
     fitted: list[str]  # "path (rows x columns)"
@@ -97,7 +97,7 @@ class Complaints(NamedTuple):
     def say(self, size: tuple[int, int]) -> None:
         """Print them on stderr; `size` is the network's."""
         if self.unreadable:
-            print(f"{len(self.unreadable)} images can't be read:", file=sys.stderr)
+            print(f"{len(self.unreadable)} images can't be used:", file=sys.stderr)
             print(some_of(self.unreadable), file=sys.stderr)
         if self.fitted:
             print(fitted_warning(self.fitted, size, ADVICE), file=sys.stderr)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import ast
 import functools
-from importlib import util
+import sys
+from importlib import machinery, util
 from typing import Any
 
 
@@ -36,8 +37,16 @@ def parameters(path: str, method: str) -> dict[str, Any]:
 
 @functools.lru_cache(maxsize=None)
 def _read(module: str) -> ast.Module:
-    with open(util.find_spec(module).origin, encoding="utf-8") as file:
+    with open(_find(module).origin, encoding="utf-8") as file:
         return ast.parse(file.read())
+
+
+def _find(module: str) -> machinery.ModuleSpec:
+    """Find a module, without importing the package it is in as `util.find_spec` does."""
+    package = module.rpartition(".")[0]
+    if package in sys.modules:
+        return util.find_spec(module)
+    return machinery.PathFinder.find_spec(module, _find(package).submodule_search_locations)
 
 
 def _find_method(module: str, name: str, method: str) -> ast.FunctionDef:

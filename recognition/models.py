@@ -176,4 +176,4 @@ class Models:
             weights = Blocks(head.store.shape, head.store.blocks())
             classifier = Classifier(weights, head.criterion.scale, head.normalize)
         path = save_model(plan.network, plan.settings.prefix, number, parameters, classifier)
-        log.say(f"saved {path}")
+        log.info(f'Saved checkpoint to "{path}"')

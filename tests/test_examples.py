@@ -7,6 +7,7 @@ import mxnet as mx
 import pytest
 
 from dsoftmax import losses
+from dsoftmax.losses import presets
 
 MODULES = [
     *sorted({losses.resolve(name).criterion.__module__ for name in losses.names()}),
@@ -25,7 +26,8 @@ MODULES = [
 
 
 @pytest.mark.parametrize("name", MODULES)
-def test_examples_of(name, tmp_path, dataset, jpeg):
+def test_examples_of(name, tmp_path, dataset, jpeg, monkeypatch):
+    monkeypatch.setattr(presets, "PRESETS", dict(presets.PRESETS))  # an example registers a loss
     folder, _ = dataset(size=(112, 112))
     names = {"tmp": str(tmp_path), "folder": str(folder), "jpeg": jpeg(), "mx": mx}
     names.update({name: mx.nd.random.uniform(shape=(4,)) for name in ("z_y", "n", "quality")})

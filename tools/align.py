@@ -36,8 +36,11 @@ from dsoftmax.recognition.common.cli import (
 )
 from dsoftmax.recognition.data.detection import FaceFinder, add_detector_flags, open_detector
 from dsoftmax.recognition.data.folders import EXTENSIONS
-from dsoftmax.recognition.data.images import FEW
-from dsoftmax.recognition.data.photographs import SHEET, TABLE, Summary, align_photographs
+from dsoftmax.recognition.data.images import FEW, load_rgb
+from dsoftmax.recognition.data.photographs import TABLE, Summary, align_photographs, read_faces
+
+SHEET = "sheet.png"
+MOST_SHOWN, COLUMNS = 80, 10  # faces on the sheet
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -63,10 +66,25 @@ def main(args: argparse.Namespace) -> None:
     """Run the command."""
     finder = FaceFinder(open_detector(args.detector, args.min_score), args.face)
     summary = align_photographs(args.input, args.output, finder, args.image_size, args.threads)
+    if summary.aligned:
+        draw_least_certain(args.output)
     if args.json != "-":
         _print_summary(summary, args)
     if args.json:
         print_json(dataclasses.asdict(summary), args.json)
+
+
+def draw_least_certain(folder: str) -> None:
+    """Draw the faces with the lowest scores on a sheet in their folder."""
+    from dsoftmax.eval.sheets import Tile, draw_sheet, save_sheet
+
+    faces = sorted(read_faces(folder), key=lambda face: face.score)[:MOST_SHOWN]
+    tiles = [
+        Tile(load_rgb(os.path.join(folder, face.output)), [f"{face.score:.2f}", face.output])
+        for face in faces
+    ]
+    rows = [tiles[start : start + COLUMNS] for start in range(0, len(tiles), COLUMNS)]
+    save_sheet(draw_sheet(rows), os.path.join(folder, SHEET))
 
 
 def _print_summary(summary: Summary, args: argparse.Namespace) -> None:

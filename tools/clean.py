@@ -175,6 +175,8 @@ def _look(records: Records, args: argparse.Namespace) -> tuple[list[Suggestion],
         "page": page,
         "list": table,
     }
+    if findings.warning:
+        print(f"warning: {findings.warning}", file=sys.stderr)
     if args.json != "-":
         _print(results)
     return changes, results

@@ -30,6 +30,7 @@ from dsoftmax.eval.embed import embed_faces
 from dsoftmax.eval.model_flags import add_model_flags, complaints, model_name, open_model
 from dsoftmax.eval.sheets import save_sheet
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
+from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.inputs import open_images
 
 
@@ -48,6 +49,7 @@ def build_parser() -> argparse.ArgumentParser:
         help="take the calibration's threshold for this false accept rate; by default for the "
         "lowest that its pairs can show",
     )
+    add_detector_flags(parser)
     add_model_flags(parser.add_argument_group("model"))
     output = parser.add_argument_group("output")
     output.add_argument("--plot", metavar="FILE", help="draw the faces as the network saw them")
@@ -69,7 +71,7 @@ def main(args: argparse.Namespace) -> None:
         threshold = Threshold(args.threshold)
     elif calibration:
         threshold = calibration.threshold(args.far)
-    images = open_images(args.images)
+    images = open_images(args.images, find=open_finder(args.detector, args.face))
     if len(images) < 2:
         raise ValueError("comparing takes two images or more")
     names = [images.name(number) for number in range(len(images))]

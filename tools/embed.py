@@ -30,6 +30,7 @@ import sys
 from dsoftmax.eval.embedding_files import Job, csv_path, embed_to_file
 from dsoftmax.eval.model_flags import add_model_flags, complaints, model_name, open_model, resumable
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
+from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.inputs import open_images
 
 
@@ -52,6 +53,7 @@ def build_parser() -> argparse.ArgumentParser:
         "--flip", action="store_true", help="add the mirror image's, as insightface's verification"
     )
     embeddings.add_argument("--normalize", action="store_true", help="scale them to length 1")
+    add_detector_flags(parser)
     add_model_flags(parser.add_argument_group("model"))
     add_json_flag(parser)
     return parser
@@ -61,7 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
     name = model_name(args)
-    images = open_images(args.input, args.data_dir)
+    images = open_images(args.input, args.data_dir, open_finder(args.detector, args.face))
     embed, size = open_model(args, name, images.image_size)
     job = Job(embed, images, size, args.flip, args.normalize)
     with resumable():

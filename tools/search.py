@@ -19,6 +19,7 @@ if not __package__:
 import argparse
 import sys
 import time
+from typing import Any
 
 from dsoftmax.eval import gallery as galleries
 from dsoftmax.eval.embed import embed_faces
@@ -28,6 +29,7 @@ from dsoftmax.eval.sheets import save_sheet
 from dsoftmax.eval.top_matches import DTYPES
 from dsoftmax.recognition.common.checks import whole_number
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
+from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.inputs import USUAL_SIZE, open_images
 
 INPUT = "folder with one folder of images per person; or a list with labels, perhaps landmarks"
@@ -66,6 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     for action in (add, query):
         action.add_argument("--gallery", required=True, help="folder of the gallery")
     for action in (build, add, query):
+        add_detector_flags(action)
         add_model_flags(action.add_argument_group("model"))
         add_json_flag(action)
     return parser
@@ -93,21 +96,27 @@ def _report(args: argparse.Namespace, folder: str, done: Addition, size: tuple[i
         )
 
 
+def _options(args: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "find": open_finder(args.detector, args.face),
+        "batch_size": args.batch_size,
+        "threads": args.threads,
+    }
+
+
 def build(args: argparse.Namespace) -> None:
     """Build a gallery."""
     embed, size = open_model(args, model_name(args), USUAL_SIZE)
-    options = {"batch_size": args.batch_size, "threads": args.threads}
     with resumable():
-        done = galleries.build(args.output, args.input, embed, size, args.dtype, **options)
+        done = galleries.build(args.output, args.input, embed, size, args.dtype, **_options(args))
     _report(args, args.output, done, size)
 
 
 def add(args: argparse.Namespace) -> None:
     """Add images to a gallery."""
     gallery, embed, size = _open_gallery(args)
-    options = {"batch_size": args.batch_size, "threads": args.threads}
     with resumable():
-        done = galleries.add(gallery, args.input, embed, **options)
+        done = galleries.add(gallery, args.input, embed, **_options(args))
     _report(args, args.gallery, done, size)
 
 
@@ -115,12 +124,12 @@ def query(args: argparse.Namespace) -> None:
     """Find the people on photographs."""
     whole_number("--top", args.top, 1)
     gallery, embed, size = _open_gallery(args)
-    images = open_images(args.images)
+    images = open_images(args.images, find=open_finder(args.detector, args.face))
     faces = embed_faces(embed, images, size, True, args.batch_size, args.threads)
     of_images = complaints(images, faces)
     of_images.say(size)
     if not faces.readable:
-        raise ValueError("none of the photographs can be read")
+        raise ValueError("none of the photographs can be used")
     start = time.perf_counter()
     matches = gallery.search(faces.embeddings, args.top, args.threshold)
     seconds = time.perf_counter() - start

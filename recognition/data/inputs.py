@@ -10,7 +10,7 @@ from typing import Sequence
 import numpy as np
 
 from dsoftmax.recognition.data.folders import EXTENSIONS, Source, read_list, scan_folder
-from dsoftmax.recognition.data.images import Face, ImageError, decode, face_of
+from dsoftmax.recognition.data.images import Face, FindLandmarks, ImageError, decode, face_of
 from dsoftmax.recognition.data.packs import Pack, read_pack
 from dsoftmax.recognition.data.recordio import RecordError
 from dsoftmax.recognition.data.records import Records, find_rec
@@ -26,6 +26,7 @@ class Images:
     """
 
     image_size: tuple[int, int] = USUAL_SIZE  # height and width, where a model does not say
+    find: FindLandmarks | None = None  # finds the landmarks of photographs: a `FaceFinder`
 
     def __len__(self) -> int:
         raise NotImplementedError
@@ -54,7 +55,7 @@ class Images:
 
     def load(self, number: int, size: tuple[int, int]) -> Face:
         """Load an image as a network takes it, of this size and in RGB."""
-        face = face_of(self.decode(number), size, self.landmarks(number))
+        face = face_of(self.decode(number), size, self.landmarks(number), self.find)
         return face._replace(image=face.image[:, :, ::-1])
 
     def digest(self) -> str:
@@ -148,12 +149,16 @@ class _Pack(Images):
         return digest.hexdigest()
 
 
-def image_files(sources: Sequence[Source]) -> Images:
-    """Take image files, in this order."""
-    return _Files(sources)
+def image_files(sources: Sequence[Source], find: FindLandmarks | None = None) -> Images:
+    """Take image files, in this order; `find` finds the landmarks of photographs."""
+    images = _Files(sources)
+    images.find = find
+    return images
 
 
-def open_images(inputs: str | Sequence[str], folder: str | None = None) -> Images:
+def open_images(
+    inputs: str | Sequence[str], folder: str | None = None, find: FindLandmarks | None = None
+) -> Images:
     """Open what a user names.
 
     Parameters
@@ -163,6 +168,8 @@ def open_images(inputs: str | Sequence[str], folder: str | None = None) -> Image
         person; a list of images, see `folders`; a dataset, its folder or its ``.rec``; a ``.bin``.
     folder : str, optional
         Paths in a list are relative to it; by default to the folder of the list.
+    find : callable, optional
+        Finds the landmarks of photographs that come without: a `FaceFinder`.
 
     Examples
     --------
@@ -175,12 +182,14 @@ def open_images(inputs: str | Sequence[str], folder: str | None = None) -> Image
     if missing:
         raise FileNotFoundError(f"{missing[0]}: there is no such file or folder")
     if paths and all(_is_image(path) for path in paths):
-        return image_files([Source(path, "") for path in paths])
+        return image_files([Source(path, "") for path in paths], find)
     if len(paths) != 1:
         raise ValueError(
             f"{' '.join(paths)}: several image files, or one folder, list, .rec or .bin"
         )
-    return _open_one(paths[0], folder)
+    images = _open_one(paths[0], folder)
+    images.find = find
+    return images
 
 
 def _open_one(path: str, folder: str | None) -> Images:

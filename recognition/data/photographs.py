@@ -4,7 +4,6 @@ The output has one face per photograph, under the same name in the same folders,
 
     faces.csv    what was found in each photograph, or why it has no face
     label.txt    insightface's list of landmarks, which dir2rec --list reads with the photographs
-    sheet.png    the faces that the detector was least sure of, to look at
     align.json   how all this was made
 
 A row of faces.csv is written as soon as its face is, so that a run goes on where it was killed.
@@ -13,28 +12,24 @@ A row of faces.csv is written as soon as its face is, so that a run goes on wher
 from __future__ import annotations
 
 import csv
-import hashlib
 import json
 import os
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Sequence
+from typing import NamedTuple, Sequence
 
 import numpy as np
 
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial
 from dsoftmax.recognition.common.parallel import map_ordered
-from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.common.progress import progress
 from dsoftmax.recognition.data.detection import FaceFinder
 from dsoftmax.recognition.data.folders import COORDINATES, scan_folder
 from dsoftmax.recognition.data.identities import read_table, write_table
 from dsoftmax.recognition.data.images import ImageError, NoFaceError, align, decode, encode
 
-TABLE, LABELS, SHEET, SETTINGS = "faces.csv", "label.txt", "sheet.png", "align.json"
+TABLE, LABELS, SETTINGS = "faces.csv", "label.txt", "align.json"
 BOX = ("left", "top", "right", "bottom")
 COLUMNS = ("source", "output", "faces", "score", *BOX, *COORDINATES, "reason")
-MOST_SHOWN = 80  # faces on the sheet
-MOST_LETTERS = 18  # of a file's name below its face
 
 
 class Photograph(NamedTuple):
@@ -155,13 +150,9 @@ def _reasons(photographs: Sequence[Photograph], is_readable: bool) -> list[str]:
 
 def _check_settings(output: str, source: str, finder: FaceFinder, size: tuple[int, int]) -> None:
     """Refuse a folder that was made with other settings; note them in a new one."""
-    with open(finder.detector.path, "rb") as file:
-        detector = hashlib.sha256(file.read()).hexdigest()
-    settings: dict[str, Any] = {
+    settings = {
         "input": os.path.realpath(source),
-        "detector": detector,
-        "min_score": finder.detector.min_score,
-        "face": finder.choice,
+        **finder.settings(),
         "image_size": list(size),
     }
     path = os.path.join(output, SETTINGS)
@@ -185,12 +176,8 @@ def _read_done(source: str, output: str) -> dict[str, Photograph]:
     """Return the photographs whose faces are there and not older than they are."""
     for folder, _, _ in os.walk(output):
         clean_partial(folder)
-    table = os.path.join(output, TABLE)
     done = {}
-    for row in read_table(table) if os.path.exists(table) else []:
-        if not row["output"] or None in row.values():  # no face, or cut off when the run was killed
-            continue
-        photograph = Photograph.of_row(row)
+    for photograph in read_faces(output):
         made, taken = (
             _time(os.path.join(*path))
             for path in ((output, photograph.output), (source, photograph.source))
@@ -198,6 +185,14 @@ def _read_done(source: str, output: str) -> dict[str, Photograph]:
         if made is not None and (taken is None or taken <= made):
             done[photograph.source] = photograph
     return done
+
+
+def read_faces(output: str) -> list[Photograph]:
+    """Read the table of a folder of faces: the photographs that have one."""
+    table = os.path.join(output, TABLE)
+    rows = read_table(table) if os.path.exists(table) else []
+    # The last row may be cut off where a run was killed.
+    return [Photograph.of_row(row) for row in rows if row["output"] and None not in row.values()]
 
 
 def _time(path: str) -> float | None:
@@ -232,42 +227,3 @@ def _write_results(output: str, photographs: Sequence[Photograph]) -> None:
         lines.append("\t".join([face.source, *numbers]) + "\n")
     with AtomicFile(os.path.join(output, LABELS)) as file:
         file.write("".join(lines).encode("utf-8", "surrogateescape"))
-    if faces:
-        shown = sorted(faces, key=lambda face: face.score)[:MOST_SHOWN]
-        with AtomicFile(os.path.join(output, SHEET)) as file:
-            file.write(encode(draw_sheet(output, shown), ".png"))
-
-
-def draw_sheet(folder: str, photographs: Sequence[Photograph], columns: int = 10) -> np.ndarray:
-    """Lay out faces with their scores and names.
-
-    Parameters
-    ----------
-    folder : str
-        The folder of the faces.
-    photographs : sequence of Photograph
-        At least one; those with a face.
-    columns : int
-
-    Returns
-    -------
-    (height, width, 3) uint8
-        Blue, green, red.
-    """
-    cv2 = opencv()
-    faces = [decode(np.fromfile(os.path.join(folder, one.output), np.uint8)) for one in photographs]
-    height, width = faces[0].shape[:2]
-    columns = min(columns, len(faces))
-    caption, gap = 30, 4
-    rows = -(-len(faces) // columns)
-    sheet = np.full((rows * (height + caption), columns * (width + gap), 3), 255, np.uint8)
-    for number, (face, photograph) in enumerate(zip(faces, photographs)):
-        row, column = divmod(number, columns)
-        top, left = row * (height + caption), column * (width + gap)
-        sheet[top : top + height, left : left + width] = face
-        name = photograph.output.encode("ascii", "replace").decode()
-        name = name if len(name) <= MOST_LETTERS else ".." + name[2 - MOST_LETTERS :]
-        for line, text in enumerate((f"{photograph.score:.2f}", name)):
-            place = (left + 2, top + height + 11 + 12 * line)
-            cv2.putText(sheet, text, place, cv2.FONT_HERSHEY_SIMPLEX, 0.32, 0, 1, cv2.LINE_AA)
-    return sheet

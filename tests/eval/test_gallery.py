@@ -135,7 +135,7 @@ def test_broken_images_are_left_out(people, embed, tmp_path):
     shutil.rmtree(people)
     (tmp_path / "people/ann").mkdir(parents=True)
     (tmp_path / "people/ann/1.png").write_bytes(b"no image")
-    with pytest.raises(ValueError, match="not one of its 1 images can be read"):
+    with pytest.raises(ValueError, match="not one of its 1 images can be used"):
         build(str(tmp_path / "other"), people, embed, SIZE)
 
 

@@ -48,14 +48,17 @@ def rewrite_facts(state, **changes):
         {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host"},
         {"loss": "dsoftmax_k", "sample_rate": 0.4, "store": "host", "class_dtype": "float16"},
         {"loss": "sphereface"},
+        {"loss": "uniface", "loss_option": "subcentres=2"},
+        {"loss": "curricularface", "sample_rate": "0:0.4,9:1"},
         {"config": "dropout.py", "lr_schedule": "cosine"},
         {"config": "dropout.py", "loss": "dsoftmax_b", "accumulate": 2, "per_batch_size": 4},
         {"loss": "triplet", "per_batch_size": 6, "loss_option": "images_per_identity=3"},
         {"loss": "atriplet", "per_batch_size": 3, "devices": "cpu:2"},
     ],
     ids=[
-        *("plain", "two devices", "host store", "float16", "annealed", "dropout", "micro-batches"),
-        *("triplets", "triplets on two devices"),
+        *("plain", "two devices", "host store", "float16", "annealed", "learned and two centres"),
+        *("running mean and schedule", "dropout", "micro-batches", "triplets"),
+        "triplets on two devices",
     ],
 )
 def test_the_same_bits(flags, changes, tmp_path, monkeypatch):
@@ -172,7 +175,8 @@ def test_a_state_of_another_network(flags, capsys):
     back = flags(max_steps=4, emb_size=9)
     folder_of(other).rename(folder_of(back))
     assert train.main([*back, "--resume"]) == 2
-    assert "the state has 5 classes of width 8" in capsys.readouterr().err
+    message = "the state has 5 class weights of width 8, this run has 5 of width 9"
+    assert message in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,8 @@
 """The table of flags, and the parser made of it."""
 
+import subprocess
+import sys
+
 import pytest
 
 from dsoftmax import losses
@@ -27,6 +30,14 @@ def test_numbers_that_can_not_be(flag):
 def test_help_lists_all_losses():
     text = build_parser().format_help()
     assert not [name for name in losses.names() if name not in text]
+
+
+def test_help_needs_no_mxnet():
+    """It takes a second to load."""
+    code = "import sys; from dsoftmax.recognition.flags import build_parser\n"
+    code += "build_parser().format_help(); print('mxnet' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"
 
 
 def test_help_is_in_groups_with_examples():

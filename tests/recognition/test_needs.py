@@ -60,8 +60,9 @@ def test_the_time_of_the_head_is_products_and_passes():
     assert seconds == pytest.approx(4 * 4 * 128 * 640_000 / 1e9)
 
 
-def test_the_network_is_measured():
-    settings = settings_of("--image-size", "56")
+@pytest.mark.parametrize("network", ["tiny", "y1", "r18"])
+def test_the_network_is_measured(network):
+    settings = settings_of("--network", network, "--image-size", "112" if network == "y1" else "56")
     assert 0 < network_seconds(settings, network_size(settings)) < 60
 
 

@@ -72,7 +72,7 @@ def test_what_is_told(dataset, symbol_model, tmp_path, jpeg, capsys):
     assert (report["images"], report["width"], report["resumed_at"]) == (6, 16, 0)
     assert report["unreadable"][0].startswith(f"{paths[5]}: 7 bytes are no image")
     assert report["fitted"] == [f"{path} (60x50)" for path in paths[1:5]]
-    assert "1 images can't be read:\n" in err
+    assert "1 images can't be used:\n" in err
     assert "Warning: 4 images were not 32x32 and came without landmarks" in err
     assert "... and 1 more\n" in err
     for flags, message in (

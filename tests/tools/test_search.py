@@ -62,7 +62,7 @@ def test_adding(gallery, people, tmp_path, jpeg, capsys):
     assert "1 images were added, 5 were there already; " in out
     assert "has 6 images of 4 people" in out
     assert "Warning: 1 images were not 32x32" in err
-    assert f"1 images can't be read:\n  {people}/dee/2.jpg: 7 bytes" in err
+    assert f"1 images can't be used:\n  {people}/dee/2.jpg: 7 bytes" in err
     assert (
         search.main(["query", str(people / "dee/1.jpg"), "--gallery", gallery, "--top", "1"]) == 0
     )
@@ -81,7 +81,7 @@ def test_mistakes_of_users(gallery, people, tmp_path, symbol_model, capsys):
     for arguments, message in (
         ([*query, photo, "--model", other], "is another model"),
         ([*query, photo, "--top", "0"], "--top must be a whole number, 1 or more"),
-        ([*query, str(tmp_path / "bad.jpg")], "none of the photographs can be read"),
+        ([*query, str(tmp_path / "bad.jpg")], "none of the photographs can be used"),
         (["query", photo, "--gallery", str(tmp_path)], "build a gallery first"),
         (["build", "--input", str(people), "--output", gallery, "--model", other, "--image-size",
           "32"], "is a gallery already"),

@@ -171,7 +171,8 @@ def _summary(records: Records, findings: Findings, by_reason: dict[str, list[Sug
         f'<tr><td>{html.escape(name)}</td><td class="number">{value}</td></tr>'
         for name, value in rows
     )
-    return f"<table>\n{cells}\n</table>"
+    warning = f"<p><b>Warning:</b> {html.escape(findings.warning)}</p>" if findings.warning else ""
+    return f"{warning}<table>\n{cells}\n</table>"
 
 
 def _histogram(findings: Findings) -> str:

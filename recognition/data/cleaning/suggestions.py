@@ -33,6 +33,7 @@ OUTLIER, DUPLICATE, SAME_PERSON, FEW_IMAGES, UNREADABLE = REASONS = (
 )
 DROP_IMAGE, MERGE, DROP_IDENTITY = ACTIONS = ("drop image", "merge", "drop identity")
 FEWEST_TO_DECIDE = 3  # images: of two that differ nobody knows which one is wrong
+MOST_OUTLIERS = 0.1  # the share of images; a dataset with more wrong labels is not to be cleaned
 DUPLICATE_COSINE = 0.9  # that copies reach, too; a hash alone may be equal for blank images
 
 
@@ -64,6 +65,18 @@ class Findings(NamedTuple):
     samples: Samples
     members: Members
     centres: Centres
+
+    @property
+    def warning(self) -> str:
+        """Why the suggestions should not be trusted; empty if they can be."""
+        outliers = sum(suggestion.reason == OUTLIER for suggestion in self.suggestions)
+        share = outliers / len(self.members.order)
+        if share <= MOST_OUTLIERS:
+            return ""
+        return (
+            f"{share:.0%} of the images would be outliers: the embeddings hardly tell these people "
+            "apart; take a network that was trained on such faces"
+        )
 
 
 def find_faults(
@@ -266,4 +279,6 @@ def read_suggestions(path: str, labels: np.ndarray) -> list[Suggestion]:
         suggestions.append(
             Suggestion(action, row.get("reason") or "", label, image=image, other_label=other)
         )
+    if not suggestions:
+        raise ValueError(f"{path}: there is nothing to carry out; columns are action, label, ...")
     return suggestions

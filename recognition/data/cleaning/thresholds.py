@@ -22,13 +22,24 @@ FEWEST_HALVED = 20  # identities, for a quantile that means something
 USUAL_SAME_PERSON = 0.7  # where too few identities have enough images to be halved
 
 
-def _above_most(cosines: np.ndarray, deviations: float) -> float:
-    """Return the cosine so many standard deviations above the mean, were they normal.
+def _centre_and_spread(cosines: np.ndarray) -> tuple[float, float]:
+    """Return what mean and standard deviation of normal numbers are.
 
-    Median and absolute deviation stand for both: of a few identities some pairs may be one person.
+    By median and absolute deviation: of a few identities some pairs may be one person.
     """
     median = np.median(cosines)
-    return float(median + deviations * 1.4826 * np.median(np.abs(cosines - median)))
+    return float(median), float(1.4826 * np.median(np.abs(cosines - median)))
+
+
+def nearest_strangers(cosines: np.ndarray, pairs: float) -> float:
+    """Expect the highest cosine of so many pairs of strangers, from a sample of them.
+
+    Cosines of random directions in d dimensions have a spread of 1 / sqrt(d), and one of N exceeds
+    about sqrt(1 - N^(-2 / (d - 1))): below 1, which normal numbers would pass.
+    """
+    centre, spread = _centre_and_spread(cosines)
+    dimensions = max(1 / max(spread, 1e-6) ** 2, 2.0)
+    return centre + math.sqrt(1 - max(pairs, 2.0) ** (-2 / (dimensions - 1)))
 
 
 class Thresholds(NamedTuple):
@@ -48,7 +59,8 @@ class Samples(NamedTuple):
     @property
     def outlier(self) -> float:
         """The cosine that few strangers reach."""
-        return _above_most(self.strangers, DEVIATIONS)
+        centre, spread = _centre_and_spread(self.strangers)
+        return centre + DEVIATIONS * spread
 
 
 def sample_cosines(
@@ -104,7 +116,7 @@ def choose_thresholds(samples: Samples, identities: int) -> Thresholds:
     An image is an outlier if it is no nearer to its identity than 1 % of strangers are: so 99 % of
     the images under the name of a random other person are found. Two identities are one person if
     they are as near as the halves of 95 % of the identities are (`HALVES`), and nearer than the
-    nearest of all pairs of strangers should be. Both take strangers' cosines to be normal.
+    nearest of all pairs of strangers should be (`nearest_strangers`).
 
     Parameters
     ----------
@@ -112,9 +124,8 @@ def choose_thresholds(samples: Samples, identities: int) -> Thresholds:
     identities : int
         How many the dataset has.
     """
-    # The largest of N normal numbers is about sqrt(2 log N) deviations above their mean.
-    pairs = max(identities * (identities - 1) / 2, 2)
-    same_person = _above_most(samples.strange_centres, math.sqrt(2 * math.log(pairs)))
+    pairs = identities * (identities - 1) / 2
+    same_person = nearest_strangers(samples.strange_centres, pairs)
     if len(samples.halves) >= FEWEST_HALVED:
         same_person = max(same_person, float(np.quantile(samples.halves, HALVES)))
     else:

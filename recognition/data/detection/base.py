@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from typing import ClassVar, NamedTuple, Sequence
+import hashlib
+from typing import Any, ClassVar, NamedTuple, Sequence
 
 import numpy as np
 
@@ -131,6 +132,12 @@ class FaceFinder:
             raise ValueError(f"the face to take is one of {', '.join(CHOICES)}, not {choice!r}")
         self.detector = detector
         self.choice = choice
+
+    def settings(self) -> dict[str, Any]:
+        """Return everything that the landmarks of an image depend on, as JSON can hold it."""
+        with open(self.detector.path, "rb") as file:
+            digest = hashlib.sha256(file.read()).hexdigest()
+        return {"detector": digest, "min_score": self.detector.min_score, "face": self.choice}
 
     def __call__(self, image: np.ndarray) -> np.ndarray:
         """Return the landmarks of the face that is meant, (5, 2); see `find`."""

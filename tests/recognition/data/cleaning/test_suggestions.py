@@ -74,6 +74,13 @@ def test_thresholds_can_be_given(faulty, monkeypatch):
         find_faults(*faulty, same_person=-1.0)
 
 
+def test_embeddings_that_tell_nothing_are_warned_of(faulty, rng):
+    records, embeddings = faulty
+    assert find_faults(records, embeddings).warning == ""
+    noise = rng.normal(size=embeddings.shape).astype(np.float32)
+    assert "of the images would be outliers" in find_faults(records, noise).warning
+
+
 def test_of_two_images_nobody_knows_which_one_is_wrong(dataset):
     folder, _ = dataset(counts=(2, 2, 2))
     embeddings = np.eye(6, dtype=np.float32)
@@ -117,6 +124,7 @@ def test_a_list_is_read_as_it_was_written(tmp_path, faulty):
         ("drop identity,,7,,", "the dataset has no label '7'"),
         ("merge,,0,,9", "label 0 can't be merged with '9'"),
         ("merge,,0,,0", "label 0 can't be merged with '0'"),
+        ("", "there is nothing to carry out"),
     ],
 )
 def test_what_is_wrong_with_a_list(tmp_path, line, message):

@@ -1,14 +1,14 @@
 """Thresholds that fit the embeddings."""
 
-import math
-
 import numpy as np
 import pytest
 
+from dsoftmax.recognition.common.vectors import normalized
 from dsoftmax.recognition.data.cleaning.centres import Members, find_centres
 from dsoftmax.recognition.data.cleaning.thresholds import (
     Samples,
     choose_thresholds,
+    nearest_strangers,
     sample_cosines,
 )
 
@@ -28,8 +28,17 @@ def test_one_person_is_as_near_as_halves_are_and_nearer_than_strangers(rng):
     assert chosen.same_person == pytest.approx(0.81, abs=0.005)  # 5 % of the halves are further
     chosen = choose_thresholds(Samples(strangers, strangers, far), 1000)
     pairs = 1000 * 999 / 2
-    assert chosen.same_person == pytest.approx(0.1 * math.sqrt(2 * math.log(pairs)), rel=0.02)
+    assert chosen.same_person == pytest.approx(nearest_strangers(strangers, pairs))
     assert chosen.same_person < choose_thresholds(Samples(strangers, strangers, far), 10**6)[1]
+
+
+@pytest.mark.parametrize("dimensions", [16, 64])
+def test_the_nearest_strangers_are_expected(rng, dimensions):
+    """The highest cosine of all pairs of random directions, a few times, against a small sample."""
+    vectors = [normalized(rng.normal(size=(1000, dimensions))) for _ in range(5)]
+    products = [np.triu(rows @ rows.T, 1) for rows in vectors]
+    expected = nearest_strangers(products[0][np.triu_indices(100, 1)], 1000 * 999 / 2)
+    assert expected == pytest.approx(np.mean([cosines.max() for cosines in products]), abs=0.08)
 
 
 def test_samples_are_of_whom_they_say(rng):
