@@ -62,11 +62,12 @@ class State(NamedTuple):
 
     def copy(self) -> State:
         """Return the same state in memory that training does not change."""
+        classes = _copy(self.classes)  # first, in the order in which other processes assist
         arrays = {
             file: {name: _copy(array) for name, array in content.items()}
             for file, content in self.arrays.items()
         }
-        return self._replace(classes=_copy(self.classes), arrays=arrays)
+        return self._replace(classes=classes, arrays=arrays)
 
     def write(self) -> None:
         """Write the state; it is complete or absent."""
