@@ -12,6 +12,7 @@ from mxnet.gluon.utils import clip_global_norm
 
 from dsoftmax.losses.kernels import from_numpy
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.networks import Network
 
 
@@ -165,7 +166,9 @@ class Backbone:
 
     def embed(self, images: np.ndarray) -> np.ndarray:
         """Return the embeddings of images by inference, numpy (B, D), as `eval` asks of a model."""
-        return self._gather(self._run(images)).asnumpy()
+        embeddings = self._gather(self._run(images)).asnumpy()
+        beat()
+        return embeddings
 
     def parameters(self) -> dict[str, nd.NDArray]:
         """Return all parameters by name.

@@ -14,6 +14,7 @@ from mxnet import autograd
 from dsoftmax.recognition.build import begin_new_run, build, make_teacher
 from dsoftmax.recognition.checkpoint import resume
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
 from dsoftmax.recognition.common.machine import describe_machine, describe_versions
 from dsoftmax.recognition.data.pipeline import Batch
@@ -105,9 +106,11 @@ class Run:
         self.settings, self.group = settings, group
         self._lock = RunLock(settings.folder) if group.is_first else None
         try:
+            beat("reading the dataset")
             self.plan = Plan(settings, group)
             if self._lock and self._lock.warning:
                 self.plan.notes.append(self._lock.warning)
+            beat("building the network")
             self.trained: Trained = build(self.plan)
             self._teacher = make_teacher(self.plan)
             self._models = Models(self.plan, self.trained)
@@ -132,6 +135,7 @@ class Run:
 
     def _begin(self) -> None:
         """Resume from the newest saved state, or begin a new run."""
+        beat("loading its first parameters")
         resumed = resume(self.plan.states, self.trained, self.group)
         if not resumed:
             self.step = self.epoch = self._images_seen = 0
@@ -221,6 +225,7 @@ class Run:
             loss = self.train_step(batch)
             self._images_seen += batch_size
             self.step += 1
+            beat(f"after step {self.step}")
             self._lines.step(Position(self.step, self.epoch, self._images_seen), loss)
             self._saver.notice()
             is_last = self.step >= self.plan.total_steps
@@ -346,6 +351,7 @@ class Run:
             self._models.scores.awaits_verification = True
             self._save_state()
             self._note_times()
+            beat(f"verifying step {self.step}")
             results = self._models.verify(self.step, self._log, self._is_stopping)
             is_cut = len(results) < len(self.plan.packs)
             stopped_by = self._signals.received if is_cut else 0
@@ -357,6 +363,7 @@ class Run:
                 self._saver.update(self.step, self._models.scores.as_facts())
             self._log.draw()
             self._report.write(self.step)
+            beat(f"after step {self.step}")
 
     def _note_times(self) -> None:
         seconds = self._times.take()
@@ -367,6 +374,7 @@ class Run:
         return bool(self._signals.received)
 
     def _save_state(self, at_once: bool = False) -> None:
+        beat(f"saving step {self.step}")
         self.trained.finite_parameters(self.step)
         facts = {
             **self._models.scores.as_facts(),
@@ -384,6 +392,7 @@ class Run:
         bad = sum(self.group.gather_json("bad images", len(self.plan.pipeline.bad_images)))
         if bad:
             self._log.say(f"{bad} images could not be decoded")
+        beat(f"saving the model of step {self.step}")
         self._log.say("saving last 0")
         self._models.save(0, self.step, self._log)
         self._log.draw(at_once=True)

@@ -25,6 +25,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 import numpy as np
 
 from dsoftmax.recognition.common.arrays import load_arrays
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.files import AtomicFile, FullDiskError
 
 FORMAT = 1
@@ -287,6 +288,7 @@ def _wrong_blocks(
         for content in iter(lambda: file.read(READ_AT_ONCE), b""):
             checksums.update(content)
             report(len(content))
+            beat()
     for block, (actual, written) in enumerate(zip(checksums.sums, expected)):
         if actual != written:
             start = block * block_size

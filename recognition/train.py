@@ -12,6 +12,7 @@ import sys
 
 from dsoftmax.recognition.common.cli import command
 from dsoftmax.recognition.common.distributed import job
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.distributed.role import is_worker
 from dsoftmax.recognition.settings import Settings, parse
 
@@ -22,6 +23,7 @@ def main(settings: Settings) -> int:
     from dsoftmax.recognition.log_lines import describe
     from dsoftmax.recognition.loop import Run
 
+    beat("joining the others")
     group = job.join(settings.kvstore)
     run = Run(settings, group)
     if group.is_first:

@@ -125,7 +125,9 @@ def change(growing: ModuleType, args: argparse.Namespace) -> Written:
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = make_parser("classes", __doc__)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="ACTION")
+    actions = parser.add_subparsers(
+        dest="action", required=True, metavar="ACTION", help="each has a --help of its own"
+    )
     parsers = {
         name: actions.add_parser(name, help=text, description=text)
         for name, text in ACTIONS.items()

@@ -45,7 +45,12 @@ ACTIONS = {
 def build_parser() -> argparse.ArgumentParser:
     """Describe the command line."""
     parser = make_parser("search", __doc__)
-    actions = parser.add_subparsers(dest="action", required=True, metavar="|".join(ACTIONS))
+    actions = parser.add_subparsers(
+        dest="action",
+        required=True,
+        metavar="|".join(ACTIONS),
+        help="each has a --help of its own",
+    )
     build, add, query = (
         actions.add_parser(
             name, help=text, description=text, formatter_class=parser.formatter_class

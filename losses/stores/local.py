@@ -19,6 +19,7 @@ from dsoftmax.losses.stores.base import (
 )
 from dsoftmax.losses.trainer import HeadTrainer
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.memory import available_bytes
 
 LARGEST_ARRAY = (1 << 31) - 1  # elements MXNet 1.9.1 can index
@@ -108,6 +109,7 @@ class LocalStore(ClassStore):
                     block = nd.zeros((stop - start, self.shape[1]), ctx=mx.cpu(0))
                 block = self.group.sum("block of classes", block.copy())
             yield block.asnumpy()
+            beat()
 
     def assist_reading(self, name: str = WEIGHT) -> None:
         """Send this process's classes to the one that reads `blocks`."""
@@ -124,6 +126,7 @@ class LocalStore(ClassStore):
             if self.group.is_first:
                 block[:] = rows[start:stop]
             self._write(name, start, self.group.sum("block of classes", block))
+            beat()
 
     def _write(self, name: str, start: int, rows: nd.NDArray | np.ndarray) -> None:
         """Set the rows of the classes from `start` on."""

@@ -25,6 +25,7 @@ from dsoftmax.losses.stores.base import (
 )
 from dsoftmax.losses.trainer import HeadTrainer
 from dsoftmax.recognition.common.distributed.group import Group
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.distributed.parameter_server.keys import momenta_key, weights_key
 from dsoftmax.recognition.common.distributed.parameter_server.rows import ServerRows
 from dsoftmax.recognition.common.distributed.parameter_server.worker import ServerGroup
@@ -112,6 +113,7 @@ class ServerStore(ClassStore):
         """Yield an array, numpy (some, D) per block, from class 0 on, in every process."""
         for start, stop in self._ranges(CARRIED_AT_ONCE):
             yield self.rows.pull(np.arange(start, stop), KEYS[name]).asnumpy()
+            beat()
 
     def assist_reading(self, name: str = WEIGHT) -> None:
         """Do nothing: the reader asks the servers alone."""

@@ -187,10 +187,12 @@ def row_ages(run: RunFolder, sources: Sources) -> RowAges:
     batch_size = run.config.get("resolved_batch_size")
     if not batch_size:
         raise ValueError("config.json does not say how large the batches were")
-    shape = (run.facts["num_classes"], run.facts["embedding_size"])
-    sampler = spec.make_sampler(SimpleNamespace(shape=shape), run.settings.seed)
+    num_classes = run.facts["num_classes"]
+    # What a sampler asks of a store; True: so that it draws, even where it could take all.
+    store = SimpleNamespace(num_classes=num_classes, needs_sampled_classes=True)
+    sampler = spec.make_sampler(store, run.settings.seed)
     _, classes = pipeline.images_and_classes()
-    ages = np.full(shape[0], -1)
+    ages = np.full(num_classes, -1)
     drawn = done = 0
     step = run.facts["step"]
     for labels in _batches_backward(run, pipeline, classes, batch_size):

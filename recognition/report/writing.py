@@ -8,6 +8,7 @@ import time
 from typing import TYPE_CHECKING, Callable
 
 from dsoftmax.recognition.common import html
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.html import Html
 from dsoftmax.recognition.report import sections
 from dsoftmax.recognition.report.run_folder import RunFolder
@@ -49,6 +50,7 @@ def write_report(
     path = path or os.path.join(run.path, NAME)
     made: list[Html] = []
     for make in SECTIONS:
+        beat()
         try:
             section = make(run, sources)
         except Exception as error:  # a page with a gap is better than none

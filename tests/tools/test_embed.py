@@ -131,7 +131,13 @@ def test_ctrl_c(dataset, symbol_model, tmp_path):
     output = tmp_path / "x.npy"
     command = [sys.executable, "-m", "dsoftmax.tools.embed", "--model", f"{symbol_model()},0"]
     command += ["--input", str(folder), "--output", str(output), "--batch-size", "1"]
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        command,
+        stderr=subprocess.PIPE,
+        text=True,
+        # A job in the background ignores it.
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
     deadline = time.monotonic() + 100
     while not (tmp_path / "x.npy.partial").exists() and time.monotonic() < deadline:
         time.sleep(0.01)

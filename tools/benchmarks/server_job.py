@@ -158,6 +158,7 @@ class Job:
                 [
                     *(sys.executable, "-m", "dsoftmax.tools.launch"),
                     *("-n", str(WORKERS), "-s", str(SERVERS), "--grace", "0"),
+                    *("--stall-timeout", "0"),  # it stands still between measurements
                     *("--env", f"{SOCKET}={path}", "--"),
                     *(sys.executable, "-m", "dsoftmax.tools.bench_loss", *argv),
                 ],

@@ -115,6 +115,13 @@ def find_port(address: str, port: int | None) -> int:
 
 def check_hosts(names: Sequence[str], ssh: Sequence[str]) -> None:
     """Refuse hosts that ssh can't log in to, before anything is started."""
+    silent = find_silent_hosts(names, ssh)
+    if silent:
+        raise ValueError("; ".join(silent.values()))
+
+
+def find_silent_hosts(names: Sequence[str], ssh: Sequence[str]) -> dict[str, str]:
+    """Return the hosts that ssh can't log in to, each with the reason as a sentence."""
 
     def complaint(name: str) -> str | None:
         with tempfile.TemporaryFile() as said:  # a pipe may be held open by ssh's ControlPersist
@@ -136,10 +143,8 @@ def check_hosts(names: Sequence[str], ssh: Sequence[str]) -> None:
             return None
         return next((line.strip() for line in reversed(lines) if line.strip()), f"exit code {code}")
 
-    silent = [
-        f"host {name} does not answer {ssh[0]}: {why}"
-        for name, why in zip(names, map_ordered(complaint, names, len(names)))
+    return {
+        name: f"host {name} does not answer {ssh[0]}: {why}"
+        for name, why in zip(names, map_ordered(complaint, names, len(names) or 1))
         if why
-    ]
-    if silent:
-        raise ValueError("; ".join(silent))
+    }

@@ -1,15 +1,17 @@
-"""All processes of a job: start them, watch them, and stop all if one fails."""
+"""All processes of a job: start them, watch them, stop all if one fails or all stand still."""
 
 from __future__ import annotations
 
+import math
 import signal
 import sys
 import time
 from multiprocessing.connection import wait
 from typing import Sequence
 
+from dsoftmax.recognition.common.distributed import heartbeat
 from dsoftmax.tools.launcher.hosts import LOCAL, Place
-from dsoftmax.tools.launcher.process import Process
+from dsoftmax.tools.launcher.process import Failure, Process
 
 MOST_LOG_INS = 8  # at once per host: by default, sshd drops some from the eleventh on
 SECONDS_BETWEEN_POLLS = 0.1
@@ -17,6 +19,8 @@ SECONDS_TO_FOLLOW = 4  # for other workers to end after one has ended: all shoul
 SECONDS_TO_LEAVE = 10  # for servers to end when the workers are done
 SECONDS_TO_STOP = 5
 SECONDS_TO_DIE = 2
+SECONDS_TO_ANSWER = 2
+STALLED = 124  # the exit code, as that of timeout(1)
 
 
 class Signals:
@@ -56,6 +60,9 @@ class Job:
         Signals that the launcher received.
     grace : float
         Seconds that the workers have to save and leave after a signal.
+    patience : float
+        Seconds without a sign of life from any worker until the job counts as stalled; 0 for no
+        limit. Workers that have not given any yet are not watched.
     """
 
     def __init__(
@@ -66,9 +73,10 @@ class Job:
         ssh: Sequence[str],
         signals: Signals,
         grace: float,
+        patience: float,
     ):
         self._places, self._words, self._environment, self._ssh = places, words, environment, ssh
-        self._signals, self._grace = signals, grace
+        self._signals, self._grace, self._patience = signals, grace, patience
         self._workers: list[Process] = []
         self._others: list[Process] = []
 
@@ -76,13 +84,13 @@ class Job:
     def _processes(self) -> list[Process]:
         return self._others + self._workers
 
-    def run(self) -> Process | None:
+    def run(self) -> Failure | None:
         """Start all processes, and return when none is left.
 
         Returns
         -------
-        Process or None
-            The one that failed; None if the workers are done, or a signal came.
+        Failure or None
+            None if the workers are done, or a signal came.
         """
         try:
             for place in self._places:
@@ -112,28 +120,52 @@ class Job:
         is_worker = place.role == "worker"
         environment = {**self._environment, "DMLC_ROLE": place.role}
         if is_worker:
-            environment["DSOFTMAX_RANK"] = str(place.rank)
+            environment.update({"DSOFTMAX_RANK": str(place.rank), heartbeat.SWITCH: "1"})
         process = Process(place, self._words, environment, self._ssh)
         (self._workers if is_worker else self._others).append(process)
 
-    def _watch(self) -> Process | None:
+    def _watch(self) -> Failure | None:
         while not self._signals.first:
             self._pass_output_on()
             ended = [process for process in self._processes if process.has_ended()]
             for process in ended:
                 if process.code:
-                    return process
+                    return process.failure()
             if all(worker in ended for worker in self._workers):
                 self._wait(self._others, SECONDS_TO_LEAVE)
                 return None
             for process in ended:
                 if time.monotonic() - process.ended_at > SECONDS_TO_FOLLOW:
-                    return process
+                    return process.failure()
+            if self._is_stalled():
+                return self._explain_stall()
         say(f"{self._signals.first.name}: the workers have {self._grace:g} s to save and leave")
+        for process in self._others:
+            process.wake()  # the workers can't save without them
         for worker in self._workers:
             worker.terminate()
         self._wait(self._workers, self._grace)
         return None
+
+    def _is_stalled(self) -> bool:
+        heard_at = max(worker.heard_at for worker in self._workers)
+        return 0 < self._patience < time.monotonic() - heard_at < math.inf
+
+    def _explain_stall(self) -> Failure:
+        """Ask all processes for their states, and say who holds the others up."""
+        running = [process for process in self._processes if not process.has_ended()]
+        for process in running:
+            process.ask_for_state()
+        until = time.monotonic() + SECONDS_TO_ANSWER
+        while any(process.state is None for process in running) and time.monotonic() < until:
+            self._pass_output_on()
+        wrong = {process: process.what_is_wrong() for process in running}
+        guilty = [process for process in running if wrong[process]]
+        how = [f"{process.name} {wrong[process]}" for process in guilty]
+        how.append(f"no worker got any further in {self._patience:g} s")
+        last = [f"{worker.name} {worker.activity or 'silent'}" for worker in self._workers]
+        place = guilty[0].place if len(guilty) == 1 else None
+        return Failure(place, f"{'; '.join(how)} (last heard of: {', '.join(last)})", STALLED)
 
     def _stop(self) -> None:
         """Ask all remaining processes to leave, then kill them."""

@@ -11,23 +11,35 @@ import subprocess
 import sys
 import time
 from collections import deque
-from typing import IO, Sequence
+from typing import IO, NamedTuple, Sequence
 
+from dsoftmax.recognition.common.distributed import heartbeat
 from dsoftmax.tools.launcher.hosts import LOCAL, Place
 
 LOST = 255  # ssh's exit code for a lost host
 LAST_LINES = 10
 PIPE_BYTES = 1 << 20  # more than a pipe holds
 BEGUN = b"launch: logged in"
+HEARTBEAT = heartbeat.MARK.encode()
+STATE = b"launch: state: "
+# What it means for a process that others wait for if Linux says that it is...
+STATES = {
+    "stopped": "is stopped",
+    "tracing stop": "is stopped by a debugger",
+    "disk sleep": "waits for a disk",
+}
 
 # Announces itself, then runs "$2"... in folder "$1" as a new process group. Each line of stdin is a
-# signal for the group. At the end of stdin, which also comes if the launcher or ssh is killed, it
-# kills the group. It is one line without single quotes, so that any login shell accepts it.
+# signal for the group, or asks for the state of the process. At the end of stdin, which also comes
+# if the launcher or ssh is killed, it kills the group. It is one line without single quotes, so
+# that any login shell accepts it.
 WRAPPER = (
     f'echo "{BEGUN.decode()}"; cd "$1" || exit 2; shift; exec 3<&0; '
     'setsid "$@" </dev/null 3<&- & child=$!; exec 2>/dev/null; '
     'send() { kill -s "$1" -- "-$child" || kill -s "$1" "$child"; }; '  # not a group yet
-    "{ while read -r name; do send $name; done; send KILL; } <&3 >/dev/null & watcher=$!; "
+    f'tell() {{ echo "{STATE.decode()}$(grep State: "/proc/$child/status")"; }}; '
+    "{ while read -r name; do case $name in STATE) tell;; *) send $name;; esac; done; "
+    "send KILL; } <&3 & watcher=$!; "
     'wait "$child"; status=$?; kill -s KILL -- "-$child" "$watcher"; exit "$status"'
 )
 
@@ -64,6 +76,27 @@ def _write(line: bytes) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
 
+class Failure(NamedTuple):
+    """Why a job did not end well.
+
+    Attributes
+    ----------
+    place : Place or None
+        The process that failed, if it is known.
+    how : str
+        Which one it was, and what happened.
+    code : int
+        An exit code, never 0.
+    complaints : sequence of str
+        Its last lines on stderr.
+    """
+
+    place: Place | None
+    how: str
+    code: int
+    complaints: Sequence[str] = ()
+
+
 class Process:
     """One process of the job, run by the wrapper, here or by ssh on another host.
 
@@ -85,6 +118,9 @@ class Process:
         self.has_begun = False
         self.code: int | None = None
         self.ended_at = math.inf
+        self.activity = ""  # as it was last heard of
+        self.heard_at = -math.inf
+        self.state: str | None = None  # as Linux calls it; None until it answers `ask_for_state`
         self.complaints: deque[str] = deque(maxlen=LAST_LINES)
         pairs = [f"{name}={value}" for name, value in environment.items()]
         words = ["sh", "-c", WRAPPER, "launch", os.getcwd(), "env", *pairs, *words]
@@ -120,6 +156,14 @@ class Process:
             if line == BEGUN and not self.has_begun:
                 self.has_begun = True
                 continue
+            if line.startswith(STATE):
+                self.state = line.decode(errors="replace").partition("(")[2].rstrip(")")
+                continue
+            line, mark, activity = line.partition(HEARTBEAT)
+            if mark:
+                self.activity, self.heard_at = activity.decode(errors="replace"), time.monotonic()
+                if not line:
+                    continue
             _write(f"[{self.place}] ".encode() + line + b"\n")
             if pipe is self._popen.stderr:
                 self.complaints.append(line.decode(errors="replace"))
@@ -140,10 +184,22 @@ class Process:
         return self.code is not None
 
     def terminate(self) -> None:
-        """Send SIGTERM to its process group."""
+        """Send SIGTERM to its process group, also if it is stopped."""
+        self.wake()
+        self._tell(b"TERM\n")
+
+    def wake(self) -> None:
+        """Send SIGCONT to its process group."""
+        self._tell(b"CONT\n")
+
+    def ask_for_state(self) -> None:
+        """Have `state` told, by a process that is not concerned."""
+        self._tell(b"STATE\n")
+
+    def _tell(self, line: bytes) -> None:
         if self.code is None:
             with contextlib.suppress(OSError):  # it is just leaving
-                self._popen.stdin.write(b"TERM\n")
+                self._popen.stdin.write(line)
 
     def kill(self) -> None:
         """Send SIGKILL to its process group."""
@@ -156,20 +212,30 @@ class Process:
         self.has_ended()
 
     @property
-    def exit_code(self) -> int:
-        """The exit code of a shell: 128 plus the number of a signal; never 0."""
-        return 128 - self.code if self.code < 0 else self.code or 1
+    def name(self) -> str:
+        """Its role and rank, and its host if that is another one."""
+        return f"{self.place}{self._where}"
 
-    def how_it_ended(self) -> str:
+    @property
+    def _where(self) -> str:
+        return "" if self.place.host in LOCAL else f" on {self.place.host}"
+
+    def what_is_wrong(self) -> str | None:
+        """Say why it gets no further, as far as its state tells."""
+        if self.state is None:
+            return "does not answer"
+        return STATES.get(self.state)
+
+    def failure(self) -> Failure:
         """Say which process it was and how it ended."""
-        where = "" if self.place.host in LOCAL else f" on {self.place.host}"
+        code = 128 - self.code if self.code < 0 else self.code or 1  # as a shell counts
         try:
-            how = f"was killed by {signal.Signals(self.exit_code - 128).name}"
+            how = f"was killed by {signal.Signals(code - 128).name}"
         except ValueError:
             how = f"left with exit code {self.code}"
             if self.code == 0:
                 others = "other " if self.place.role == "worker" else ""
                 how += f" before the {others}workers did"
-            elif self.code == LOST and where:
+            elif self.code == LOST and self._where:
                 how += ", as ssh does if the host is lost"
-        return f"{self.place}{where} {how}"
+        return Failure(self.place, f"{self.name} {how}", code, self.complaints)

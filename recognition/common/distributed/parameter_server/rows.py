@@ -16,6 +16,7 @@ from typing import Callable, Iterator
 import numpy as np
 from mxnet import nd
 
+from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.distributed.parameter_server.keys import (
     LARGEST_KEY,
     momenta_key,
@@ -123,6 +124,7 @@ class ServerRows:
         key : callable
         """
         self._settle()
+        beat()
         for number, first, last in self._key_ranges():
             low, high = max(start, first), min(stop, last)
             if low >= high:

@@ -27,6 +27,7 @@ from dsoftmax.recognition.common.distributed.parameter_server.keys import (
 from dsoftmax.recognition.common.distributed.parameter_server.rows import ServerRows
 from dsoftmax.recognition.data.packs import write_pack
 from dsoftmax.recognition.settings import parse
+from tests import faults
 from tests.recognition.common.distributed import job_of_heads, job_of_steps
 from tests.recognition.common.distributed.jobs import (
     PYTHON,
@@ -227,29 +228,12 @@ class TestFaults:
         assert "stopped by signal 15: saving step" in output
         assert len(states_of(made)) == 1
 
-    def test_an_exception_in_one_worker(self, flags, tmp_path):
+    def test_an_exception_in_one_worker(self, flags, monkeypatch):
         """It would hang all others: the process must leave at once, and the launcher restart."""
-        script = tmp_path / "job.py"
-        script.write_text(
-            "import sys\n"
-            "from dsoftmax.recognition.common.distributed.parameter_server import server\n"
-            "from dsoftmax.recognition.common.distributed.role import is_worker\n"
-            "if not is_worker():\n"
-            "    server.serve()\n"
-            "    sys.exit()\n"
-            "from dsoftmax.recognition import loop, train\n"
-            "from dsoftmax.recognition.common.distributed import job\n"
-            "step = loop.Run.train_step\n"
-            "def failing(run, batch):\n"
-            "    if run.step == 3 and run.group.rank == 1 and not run.settings.resume:\n"
-            "        raise RuntimeError('a cosmic ray')\n"
-            "    return step(run, batch)\n"
-            "loop.Run.train_step = failing\n"
-            "job.leave(train.main(sys.argv[1:]))\n"
-        )
+        monkeypatch.setenv(faults.VARIABLE, "worker1 3 exception")
         made = flags("job", "--kvstore", "dist_sync", "--devices", "cpu", "--loss", "nsoftmax")
         made += ["--max-steps", "4", "--verbose", "2"]
-        code, output = run(launched(2, 1, [*PYTHON, script, *made], "--restart", "1"))
+        code, output = run(launched(2, 1, [*PYTHON, faults.__file__, *made], "--restart", "1"))
         assert code == 0, output[-3000:]
         assert "RuntimeError: a cosmic ray" in output
         assert "restart 1 of 1: worker 1 left with exit code 1" in output

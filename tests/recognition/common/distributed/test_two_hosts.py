@@ -298,3 +298,18 @@ def test_a_remote_worker_is_killed(network, flags, restarts):
     alone = flags("alone", *LOSS, *ALONE, "--max-steps", str(steps))
     assert run_alone([*TRAIN, *alone]) == 0
     assert_same_bits(alone, flags("host1", *LOSS))
+
+
+def test_the_hosts_lose_each_other(network, flags):
+    """But not the launcher, to which all seem to be well."""
+    made = flags("job", *LOSS, *SERVED, "--max-steps", "100000", "--verbose", "2")
+    with network.start([*TRAIN, *made], "--stall-timeout", 15) as job:
+        try:
+            assert wait_until(lambda: states_of(flags("host1", *LOSS)), 90)
+            call("ip", "-n", network.hosts[0], "route", "add", "blackhole", f"{ADDRESSES[1]}/32")
+            output = job.communicate(timeout=120)[0]
+        finally:
+            job.kill()
+    assert job.returncode == 124, output[-3000:]
+    assert "launch: error: no worker got any further in 15 s (last heard of: worker 0" in output
+    assert network.nobody_is_left()
