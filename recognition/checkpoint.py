@@ -38,10 +38,84 @@ from dsoftmax.recognition.states import (
 from dsoftmax.recognition.trained import Trained, diverged_classes
 
 
+class State(NamedTuple):
+    """What a state consists of, ready to be written.
+
+    Attributes
+    ----------
+    path : str
+    classes : Blocks
+        The class weights, (K, D).
+    arrays : dict of str to dict
+        The other files by name; each holds arrays by name.
+    facts : dict
+    """
+
+    path: str
+    classes: Blocks
+    arrays: dict[str, dict[str, Any]]
+    facts: dict[str, Any]
+
+    @property
+    def size(self) -> int:
+        """The bytes it takes on disk, and in memory as a copy."""
+        return 4 * math.prod(self.classes.shape) + sum(map(size_of, self.arrays.values()))
+
+    def copy(self) -> State:
+        """Return the same state in memory that training does not change."""
+        classes = _copy(self.classes)  # first, in the order in which other processes assist
+        arrays = {
+            file: {name: _copy(array) for name, array in content.items()}
+            for file, content in self.arrays.items()
+        }
+        return self._replace(classes=classes, arrays=arrays)
+
+    def write(self) -> None:
+        """Write the state; it is complete or absent."""
+        folder = os.path.dirname(self.path)
+        os.makedirs(folder, exist_ok=True)
+        if os.path.exists(self.path):
+            set_aside(self.path)
+        with explain_full_disk(self.path, self.size), atomic_folder(self.path) as part:
+            writer = StateWriter(part)
+            with writer.file("classes.npy") as file:
+                write_npy(file, self.classes)
+            for name, content in self.arrays.items():
+                with writer.file(name) as file:
+                    write_arrays(file, content)
+            writer.describe(self.facts)
+        sync_folder(folder)
+
+
+def _copy(array: nd.NDArray | np.ndarray | Blocks) -> np.ndarray | Blocks:
+    if isinstance(array, nd.NDArray):
+        return array.asnumpy()
+    if not isinstance(array, Blocks):
+        return array.copy()
+    copy, start = np.empty(array.shape, array.dtype), 0
+    for part in array.parts:
+        copy[start : start + len(part)] = part
+        start += len(part)
+    return Blocks(array.shape, [copy] if len(copy) else [])
+
+
 def save_state(
     folder: str, step: int, trained: Trained, facts: dict[str, Any], group: Group = ALONE
 ) -> str:
-    """Save the state after `step` steps; return its path.
+    """Save the state after `step` steps, as `collect_state` takes it; return its path."""
+    state = collect_state(folder, step, trained, facts, group)
+    if state:
+        state.write()
+    return path_of(folder, step)
+
+
+def collect_state(
+    folder: str, step: int, trained: Trained, facts: dict[str, Any], group: Group = ALONE
+) -> State | None:
+    """Return the state after `step` steps; None if it is saved already, or not by this process.
+
+    Its arrays are those that training changes, and its blocks are read while they are written or
+    copied: do that before the next step.
 
     Parameters
     ----------
@@ -56,38 +130,26 @@ def save_state(
     """
     path = path_of(folder, step)
     if group.gather_json("is saved", group.is_first and is_whole(path))[0]:
-        return path
+        return None
     nd.waitall()  # the backward pass writes moving averages
     parameters = trained.backbone.parameters()
     if not group.is_first:
         trained.head.store.assist_reading()
         trained.head_trainer.assist_reading()
-        return path
-    os.makedirs(folder, exist_ok=True)
-    if os.path.exists(path):
-        set_aside(path)
+        return None
+    head = trained.head
     arrays = {
         "backbone.params": parameters,
         "momenta.params": trained.backbone.momenta() or {"none": nd.zeros(1)},
         "head.states": trained.head_trainer.states(),
     }
-    needed = 4 * math.prod(trained.head.store.shape)
-    needed += sum(map(size_of, arrays.values()))
-    with explain_full_disk(path, needed), atomic_folder(path) as part:
-        writer = StateWriter(part)
-        with writer.file("classes.npy") as file:
-            write_npy(file, Blocks(trained.head.store.shape, _finite_blocks(trained.head, step)))
-        for name, content in arrays.items():
-            with writer.file(name) as file:
-                write_arrays(file, content)
-        shape = {
-            "num_classes": trained.head.num_classes,
-            "embedding_size": trained.head.embedding_size,
-            "subcentres": trained.head.store.subcentres,
-        }
-        writer.describe({"step": step, **shape, **facts})
-    sync_folder(folder)
-    return path
+    shape = {
+        "num_classes": head.num_classes,
+        "embedding_size": head.embedding_size,
+        "subcentres": head.store.subcentres,
+    }
+    classes = Blocks(head.store.shape, _finite_blocks(head, step))
+    return State(path, classes, arrays, {"step": step, **shape, **facts})
 
 
 def _finite_blocks(head: Head, step: int) -> Iterator[np.ndarray]:

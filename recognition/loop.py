@@ -12,7 +12,7 @@ import numpy as np
 from mxnet import autograd
 
 from dsoftmax.recognition.build import begin_new_run, build, make_teacher
-from dsoftmax.recognition.checkpoint import resume, save_state
+from dsoftmax.recognition.checkpoint import resume
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
@@ -24,8 +24,9 @@ from dsoftmax.recognition.log_lines import Position, StepLines, describe_arithme
 from dsoftmax.recognition.models import Models, Scores
 from dsoftmax.recognition.plan import Plan
 from dsoftmax.recognition.report import RunReport
+from dsoftmax.recognition.saving import StateSaver
 from dsoftmax.recognition.settings import Settings
-from dsoftmax.recognition.states import name_newest_state, path_of, prune_states, update_facts
+from dsoftmax.recognition.states import name_newest_state, path_of
 from dsoftmax.recognition.step_times import StepTimes
 from dsoftmax.recognition.trained import DivergedError, Trained
 
@@ -186,7 +187,7 @@ class Run:
             for note in self.plan.notes:
                 self._log.say(note)
             try:
-                with self._signals:
+                with self._signals, self._make_saver() as self._saver:
                     self._train()
             except DivergedError:
                 self._report.write(self.step, at_once=True)
@@ -202,6 +203,9 @@ class Run:
         is_verified = not self._models.scores.awaits_verification
         settings = self.settings
         return RunLog(settings.folder, self.step, self._end, settings.tensorboard, is_verified)
+
+    def _make_saver(self) -> StateSaver:
+        return StateSaver(self.plan.states, self.settings.keep, self._log.say, self.group)
 
     def _train(self) -> None:
         self._lines = StepLines(self.plan, self.trained.head, self._log, self._teacher)
@@ -223,6 +227,7 @@ class Run:
             self.step += 1
             beat(f"after step {self.step}")
             self._lines.step(Position(self.step, self.epoch, self._images_seen), loss)
+            self._saver.notice()
             is_last = self.step >= self.plan.total_steps
             if is_last or self.step % self.settings.verbose == 0:
                 self._checkpoint()
@@ -355,9 +360,7 @@ class Run:
                 self._signals.agreed = stopped_by  # now: all processes must stop at this step
             else:
                 self._models.judge(self.step, results, self._log)
-                if self.group.is_first:
-                    facts = self._models.scores.as_facts()
-                    update_facts(path_of(self.plan.states, self.step), facts)
+                self._saver.update(self.step, self._models.scores.as_facts())
             self._log.draw()
             self._report.write(self.step)
             beat(f"after step {self.step}")
@@ -370,7 +373,7 @@ class Run:
     def _is_stopping(self) -> bool:
         return bool(self._signals.received)
 
-    def _save_state(self) -> None:
+    def _save_state(self, at_once: bool = False) -> None:
         beat(f"saving step {self.step}")
         self.trained.finite_parameters(self.step)
         facts = {
@@ -379,14 +382,12 @@ class Run:
             "images_seen": self._images_seen,
             "settings": self.settings.as_json(),
         }
-        save_state(self.plan.states, self.step, self.trained, facts, self.group)
-        if self.group.is_first:
-            prune_states(self.plan.states, self.settings.keep)
+        self._saver.save(self.step, self.trained, facts, at_once)
 
     def _finish(self) -> None:
         if self._signals.agreed:
             self._log.say(f"stopped by signal {self._signals.agreed}: saving step {self.step}")
-        self._save_state()
+        self._save_state(at_once=True)
         self._log.say(f"saved {path_of(self.plan.states, self.step)}, for --resume")
         bad = sum(self.group.gather_json("bad images", len(self.plan.pipeline.bad_images)))
         if bad:

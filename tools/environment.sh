@@ -35,12 +35,16 @@ find_python() {
         "python3.11 by your system's package manager or pyenv, or name it: PYTHON=/path/to/python."
 }
 
-# mxnet and mxnet-cu112 overwrite each other's files: the machine's driver decides which one.
+# mxnet and mxnet-cu112 overwrite each other's files: the machine's GPUs decide which one. The wheel
+# runs on compute capabilities 5.0 to 8.9, as recognition/common/gpus.py says in more words.
 mxnet_extra() {
-    if command -v nvidia-smi >/dev/null && nvidia-smi -L 2>/dev/null | grep -q GPU; then
-        echo cu112
-    else
+    local capabilities
+    if ! command -v nvidia-smi >/dev/null; then
         echo cpu
+    elif capabilities=$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/null); then
+        grep -q '^ *[5-8]\.' <<<"$capabilities" && echo cu112 || echo cpu
+    else # no driver, or one too old to know capabilities, and so too old for GPUs above 8.9
+        nvidia-smi -L 2>/dev/null | grep -q GPU && echo cu112 || echo cpu
     fi
 }
 
@@ -51,13 +55,22 @@ can_reach_packages() {
         tqdm >/dev/null 2>&1 && rm -r "$fetched"
 }
 
+# The versions that were tested with this Python; none of CUDA's libraries, which were not.
+constraints() {
+    "$VENV_PYTHON" -c 'import sys; print("{}/python{}.{}.txt".format(sys.argv[1], *sys.version_info))' \
+        "$REPOSITORY/tools/constraints"
+}
+
 make_environment() {
     local venv=${DSOFTMAX_VENV:-$REPOSITORY/.venv}
     local extras stamp
     extras=$(mxnet_extra),test
     VENV_PYTHON=$venv/bin/python
     # What is installed is a function of these; the finished environment carries their sum.
-    stamp=$({ echo "$REPOSITORY $extras"; cat "$REPOSITORY"/{setup.py,tools/environment.sh}; } | cksum)
+    stamp=$({
+        echo "$REPOSITORY $extras"
+        cat "$REPOSITORY"/{setup.py,tools/environment.sh,tools/constraints/*.txt}
+    } | cksum)
     if [ "$(cat "$venv/dsoftmax-stamp" 2>/dev/null)" = "$stamp" ] && "$VENV_PYTHON" -c ''; then
         return
     fi
@@ -74,8 +87,10 @@ make_environment() {
         "this machine online? PIP_INDEX_URL=https://... names a mirror."
     "$VENV_PYTHON" -m pip install --quiet --upgrade "pip>=22,<26" ||
         fail "pip could not be upgraded; its own lines above say why."
-    "$VENV_PYTHON" -m pip install --compile --editable "$REPOSITORY[$extras]" ||
-        fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why."
+    "$VENV_PYTHON" -m pip install --compile --constraint "$(constraints)" \
+        --editable "$REPOSITORY[$extras]" ||
+        fail "the installation of dsoftmax[$extras] failed; pip's own lines above say why. It took" \
+            "the versions of $(constraints); pip install -e '.[$extras]' takes any that work."
     # opencv-python links libGL, which a server often lacks; its headless twin does not.
     if ! "$VENV_PYTHON" -c 'import cv2' 2>/dev/null; then
         echo "This machine lacks the graphics libraries of opencv-python: taking its headless twin."

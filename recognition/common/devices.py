@@ -6,6 +6,7 @@ import os
 import re
 from typing import TYPE_CHECKING
 
+from dsoftmax.recognition.common.gpus import check_gpus, find_gpus
 from dsoftmax.recognition.common.preflight import mxnet
 
 if TYPE_CHECKING:
@@ -40,7 +41,7 @@ def contexts(devices: str | None = None) -> list[mx.Context]:
 
 
 def usable_contexts(devices: str | None = None) -> list[mx.Context]:
-    """Return the contexts that a flag names, but refuse GPUs that MXNet does not see."""
+    """Return the contexts that a flag names, but refuse GPUs that MXNet can't see or use."""
     chosen = contexts(devices)
     wanted = sum(context.device_type == "gpu" for context in chosen)
     there = mxnet().context.num_gpus() if wanted else 0
@@ -51,13 +52,18 @@ def usable_contexts(devices: str | None = None) -> list[mx.Context]:
             "this the CUDA build with its driver (python -m dsoftmax.tools.preflight)? An empty "
             "CUDA_VISIBLE_DEVICES takes the CPU"
         )
+    if wanted:
+        check_gpus(find_gpus())
     return chosen
 
 
 def idle_gpus(devices: str | None = None) -> int:
     """Count the GPUs that a run on the CPU leaves idle although nothing has chosen the CPU."""
-    if devices or "CUDA_VISIBLE_DEVICES" in os.environ:
-        return 0
+    return 0 if devices or "CUDA_VISIBLE_DEVICES" in os.environ else visible_gpus()
+
+
+def visible_gpus() -> int:
+    """Count the GPUs that MXNet sees."""
     mx = mxnet()
     try:
         return mx.context.num_gpus()
@@ -84,4 +90,5 @@ def gpu_contexts(ids: str | None) -> list[mx.Context]:
             f"--gpu {ids}: MXNet sees {there or 'no'} GPU{'s' * (there > 1)} here; "
             "--gpu -1 takes the CPU"
         )
+    check_gpus(find_gpus())
     return [mx.gpu(gpu) for gpu in wanted]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from dsoftmax.recognition.common.gpus import Gpu
 from dsoftmax.tools.benchmarks.quickstart_table import quickstart_table
 from dsoftmax.tools.dispatcher import find_commands
 
@@ -96,19 +97,43 @@ def test_a_folder_that_is_no_environment_is_left_alone(run):
     assert (run.venv / "precious").read_text() == "file"
 
 
-def test_the_driver_chooses_the_build_of_mxnet(run):
-    script = f"source {REPOSITORY}/tools/environment.sh; mxnet_extra"
+CAPABILITIES = {
+    "3.7": "cpu",
+    "5.0": "cu112",
+    "8.9": "cu112",
+    "9.0": "cpu",
+    "10.0": "cpu",
+    "12.0\n8.6": "cu112",
+}
+
+
+@pytest.fixture
+def extra(run):
+    """Return a function that tells the extra this machine takes."""
+    script = f"set -euo pipefail; source {REPOSITORY}/tools/environment.sh; mxnet_extra"
 
     def extra():
         path = {"PATH": str(run.venv.parent / "bin")}
         command = [shutil.which("bash"), "-c", script]
         return subprocess.run(command, env=path, capture_output=True, text=True, check=True).stdout
 
+    return extra
+
+
+def test_the_driver_chooses_the_build_of_mxnet(run, extra):
     assert extra() == "cpu\n"
     run.add("nvidia-smi", "exit 9")  # the program, but no driver behind it
     assert extra() == "cpu\n"
-    run.add("nvidia-smi", 'echo "GPU 0: Tesla V100"')
+    run.add("nvidia-smi", '[ "$1" = -L ] && echo "GPU 0: Tesla V100"')  # an old driver
     assert extra() == "cu112\n"
+
+
+@pytest.mark.parametrize(("capabilities", "expected"), CAPABILITIES.items())
+def test_gpus_that_mxnet_can_use_choose_the_build(run, extra, capabilities, expected):
+    run.add("nvidia-smi", f'[ "$1" = --query-gpu=compute_cap ] && echo "{capabilities}"')
+    assert extra() == f"{expected}\n"
+    numbers = [tuple(map(int, line.split("."))) for line in capabilities.splitlines()]
+    assert any(Gpu("", pair).is_supported for pair in numbers) == (expected == "cu112")
 
 
 @pytest.mark.parametrize("module", SCRIPTS)

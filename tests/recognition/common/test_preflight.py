@@ -1,3 +1,5 @@
+import os
+import shutil
 import subprocess
 import sys
 
@@ -6,6 +8,7 @@ import pytest
 
 from dsoftmax.recognition.common import preflight
 from dsoftmax.recognition.data.images import decode
+from dsoftmax.tools import preflight as command
 
 
 @pytest.fixture
@@ -113,3 +116,56 @@ def test_opencv_without_graphics_libraries(broken_module):
     broken_module("cv2", "ImportError('libGL.so.1: cannot open shared object file')")
     with pytest.raises(ImportError, match=r"apt install libgl1.*opencv-python-headless"):
         decode(np.zeros(9, np.uint8))
+
+
+@pytest.fixture
+def machine(monkeypatch, tmp_path):
+    """Return a function that puts GPUs into this machine, and with them a build of MXNet."""
+
+    def make(rows, build="mxnet-cu112"):
+        path = tmp_path / "nvidia-smi"
+        echo = "\n".join(f'echo "{row}"' for row in rows)
+        path.write_text(f"#!{shutil.which('bash')}\n{echo}\n")
+        path.chmod(0o755)
+        monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.environ['PATH']}")
+        monkeypatch.setattr(command, "mxnet_builds", lambda: [build])
+
+    return make
+
+
+def test_gpus_that_mxnet_can_not_use_are_refused_before_it_is_loaded(machine, monkeypatch, capsys):
+    machine(["NVIDIA H100 80GB HBM3, 9.0"] * 8)
+    monkeypatch.setattr(command, "mxnet", lambda: pytest.fail("MXNet was loaded"))
+    assert command.main([]) == 1
+    assert capsys.readouterr().err == (
+        "error: MXNet can't use 8 x NVIDIA H100 80GB HBM3 (compute capability 9.0): mxnet-cu112 "
+        "1.9.1 holds machine code for compute capabilities 5.0, 6.0, 7.0, 8.0 and 8.6 and no PTX, "
+        "so GPUs of 5.0 to 8.9 run it, and Hopper (9.0) and later can't. Train on the CPU (an "
+        "empty CUDA_VISIBLE_DEVICES, or --devices cpu), or on a machine with an older GPU\n"
+    )
+
+
+def test_the_cpu_build_runs_beside_any_gpu(machine, capsys):
+    machine(["NVIDIA H100 80GB HBM3, 9.0"], "mxnet")
+    assert command.main([]) == 0
+    out = capsys.readouterr().out
+    assert "this machine has NVIDIA H100 80GB HBM3 (compute capability 9.0)\n" in out
+    assert "MXNet can't use NVIDIA H100" in out
+
+
+def test_gpus_are_named(machine, capsys):
+    machine(["NVIDIA A100-SXM4-40GB, 8.0", "NVIDIA A100-SXM4-40GB, 8.0", "Quadro K600, 3.0"])
+    assert command.main([]) == 0  # MXNet can use two of them
+    out = capsys.readouterr().out
+    two, old = "2 x NVIDIA A100-SXM4-40GB (compute capability 8.0)", "Quadro K600 (compute"
+    assert f"this machine has {two}, {old}" in out
+    assert f"MXNet can't use {old}" in out
+
+
+def test_the_gpu_check_without_a_gpu(capsys):
+    if command.visible_gpus():
+        pytest.skip("this machine has a GPU")
+    assert command.main(["--gpu-check"]) == 2
+    err = capsys.readouterr().err
+    assert "error: --gpu-check needs a GPU, and MXNet sees none here" in err
+    assert err.count("\n") == 1
