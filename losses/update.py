@@ -8,6 +8,7 @@ weights are made at once, block by block, as for one large batch whose logits ar
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import Iterator
 
 import numpy as np
@@ -183,13 +184,24 @@ class Update:
         if samples is not None:
             index = from_numpy(samples, n.context)
             grad_n, n = nd.take(grad_n, index), nd.take(n, index)
-        for number in range(len(self._rows)):
-            shard_step = self._whole_step_of(number)
-            device = shard_step.shard.device
-            arrays = (array.as_in_context(device) for array in (grad_z_y, grad_n, n))
-            for class_rows, gradient in shard_step.weight_gradients(*arrays):
-                yield number, class_rows, gradient
+        steps = [self._whole_step_of(number) for number in range(len(self._rows))]
+        # All copies before all products: a copy waits for what is queued on the context it is from.
+        arrays = [
+            [array.as_in_context(step.shard.device) for array in (grad_z_y, grad_n, n)]
+            for step in steps
+        ]
+        blocks = [step.weight_gradients(*given) for step, given in zip(steps, arrays)]
+        # A block of each shard, then the next: MXNet lets compiled operators of one context wait
+        # for those that were queued before them on another.
+        for of_shards in zip_longest(*map(self._in_turns, blocks)):
+            for number, block in enumerate(of_shards):
+                if block is not None:
+                    yield (number, *block)
+
+    def _in_turns(self, blocks: Iterator) -> Iterator:
+        for block in blocks:
             self._store.take_turns()
+            yield block
 
     def _whole_step_of(self, number: int) -> ShardStep:
         """Return a shard's part in the step of all batches together."""

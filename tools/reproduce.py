@@ -28,7 +28,10 @@ DRAWN = ("figure1", "figure2", "figure3")
 TARGETS = (*TRAINED, *DRAWN, "claims", "all")
 SECONDS_PER_HOUR = 3600
 # Flags that describe how to train on --data-dir.
-OWN = ("held_out", "part", "logit_scale", "batch_size", "steps", "foundation_steps", "rand_mirror")
+OWN = (
+    *("held_out", "part", "logit_scale", "batch_size", "steps", "foundation_steps"),
+    *("rand_mirror", "only"),
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -71,6 +74,13 @@ def build_parser() -> argparse.ArgumentParser:
         help="steps of the network that all trials of a seed begin with; 0 for random weights",
     )
     own.add_argument("--rand-mirror", type=int, choices=(0, 1), default=1, help="mirror images")
+    own.add_argument(
+        "--only",
+        nargs="+",
+        default=[],
+        metavar="ROW",
+        help="train these rows alone, by their names in trials.csv: softmax, d-0.9, k-0.9, ...",
+    )
     return parser
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import sys
 from typing import TYPE_CHECKING, Any, ClassVar, Iterator, NamedTuple
 
@@ -12,7 +11,6 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses import operators
-from dsoftmax.recognition.common.cli import default_threads
 from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.products import way
 
@@ -245,11 +243,6 @@ def _may_run_together(contexts: list[mx.Context]) -> bool:
     """Say whether contexts of one CPU may compute at the same time.
 
     OpenBLAS in MXNet's wheels hangs if two threads multiply matrices at the same time, each on
-    several cores; without the compiled operators a step needs it even beside oneDNN. Nor must the
-    threads of all contexts be more than the cores: they would only get in each other's way.
+    several cores; without the compiled operators a step needs it even beside oneDNN.
     """
-    cores = default_threads()
-    threads = int(os.environ.get("OMP_NUM_THREADS") or max(cores // 2, 1))  # MXNet's default
-    return len(contexts) * threads <= cores and all(
-        way(cpu) == "onednn" and operators.serve(cpu) for cpu in contexts
-    )
+    return all(way(cpu) == "onednn" and operators.serve(cpu) for cpu in contexts)

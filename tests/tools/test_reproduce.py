@@ -79,6 +79,14 @@ def test_flags_of_a_dataset_that_is_not_given(capsys):
     assert "--steps needs --data-dir" in capsys.readouterr().err
 
 
+def test_only_some_rows(tmp_path, capsys):
+    flags = ["table1", f"--data-dir={tmp_path}", "--only"]
+    setting = scales.own_setting(reproduce.parse([*flags, "softmax", "d-0.9", "k+batch"]))
+    assert setting.only == ("softmax", "d-0.9", "k+batch")
+    assert reproduce.main([*flags, "sofmax"]) == 2
+    assert "there is no row 'sofmax', only d-0.1, d-0.3" in capsys.readouterr().err
+
+
 def test_no_other_dataset_finds_the_parts_of_this_one(tmp_path):
     def data_of(folder, held_out):
         flags = ["table1", f"--data-dir={tmp_path}/{folder}/faces", f"--held-out={held_out}"]

@@ -215,6 +215,15 @@ def fixed_cells(best: dict[str, Cell], part: int) -> dict[str, Cell]:
     return {cell.name: cell for cell in cells}
 
 
+def cell_names(part: int) -> list[str]:
+    """Return the names of all cells, as `trials.csv` has them."""
+    groups = tuned_cells(part)
+    any_of_each = {name: group[0] for name, group in groups.items()}
+    return [cell.name for group in groups.values() for cell in group] + [
+        *fixed_cells(any_of_each, part)
+    ]
+
+
 class Target(NamedTuple):
     """A table or figure: its cells in order, and the groups of `tuned_cells` they depend on."""
 

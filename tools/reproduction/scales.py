@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Callable
 
 from dsoftmax.recognition.data.synthetic import make_dataset
-from dsoftmax.tools.reproduction.grid import PAPERS_WAY, Cell, Setting
+from dsoftmax.tools.reproduction.grid import PAPERS_WAY, Cell, Setting, cell_names
 from dsoftmax.tools.reproduction.people import split
 
 FOUNDATION_STEPS = 20000
@@ -127,9 +127,13 @@ QUICK_FACES = Faces("faces-quick", identities=1280, images=5, size=32, held_out=
 
 def own_setting(args: argparse.Namespace) -> Setting:
     """Return the setting of a user's own dataset; `args` are those of ``tools/reproduce.py``."""
+    legal = cell_names(args.part)
+    unknown = [row for row in args.only if row not in legal]
+    if unknown:
+        raise ValueError(f"--only: there is no row {unknown[0]!r}, only {', '.join(legal)}")
     path = os.path.abspath(args.data_dir)
     name = os.path.basename(path)
-    return setting_of(
+    setting = setting_of(
         name,
         f"{name}, s = {args.logit_scale:g}",
         # Another folder of this name, or another number of people, must not find this one's parts.
@@ -142,6 +146,7 @@ def own_setting(args: argparse.Namespace) -> Setting:
         foundation_steps=args.foundation_steps,
         rand_mirror=args.rand_mirror,
     )
+    return replace(setting, only=tuple(args.only))
 
 
 def quick_setting(seeds: int) -> Setting:
