@@ -8,6 +8,7 @@ import pytest
 from mxnet import nd
 
 from dsoftmax.losses import operators
+from dsoftmax.losses.kernels import Workspace
 from dsoftmax.losses.pieces import Piece
 from dsoftmax.losses.reductions import LogSumExp, SoftplusSum, join
 
@@ -78,7 +79,9 @@ class TestAgainstNumPy:
         pieces = make_pieces(rng, count)
         z, inverse, offset, is_negative, given = problem(rng, with_offset, normalize)
         reduction = LogSumExp(*pieces).bind(SCALE, BATCH, mx.cpu(0))
-        n, total, largest = (array.asnumpy() for array in reduction.reduce(*given))
+        n, total, largest = (
+            array.asnumpy() for array in reduction.reduce(*given, Workspace(mx.cpu(0)))
+        )
         values, slopes = shape(z, pieces)
         exponentials = np.exp(SCALE * values + offset) * is_negative
         sums = exponentials.sum(axis=1)
@@ -92,7 +95,9 @@ class TestAgainstNumPy:
         z, inverse, offset, is_negative, given = problem(rng, with_offset, normalize)
         bias = rng.uniform(-4, 4, BATCH)
         reduction = SoftplusSum(nd.array(bias), *pieces).bind(SCALE, BATCH, mx.cpu(0))
-        n, total, largest, mass = (array.asnumpy() for array in reduction.reduce(*given))
+        n, total, largest, mass = (
+            array.asnumpy() for array in reduction.reduce(*given, Workspace(mx.cpu(0)))
+        )
         values, slopes = shape(z, pieces)
         x, weight = SCALE * values - bias[:, None], np.exp(offset) * is_negative
         np.testing.assert_allclose(n, (weight * np.logaddexp(0, x)).sum(axis=1), rtol=1e-5)
@@ -117,7 +122,7 @@ def test_softplus_far_from_zero_and_close_to_it(scale, rng):
     x = (rng.normal(size=(4, 500)) * scale).astype(np.float32)
     logits, out, own = nd.array(x), nd.empty(x.shape), np.full(4, -1)
     reduction = SoftplusSum(nd.zeros(4)).bind(1.0, 4, mx.cpu(0))
-    n, _, _, mass = reduction.reduce(logits, None, own, None, out)
+    n, _, _, mass = reduction.reduce(logits, None, own, None, out, Workspace(mx.cpu(0)))
     exact = x.astype(np.float64)
     np.testing.assert_allclose(n.asnumpy(), np.logaddexp(0, exact).sum(axis=1), rtol=1e-5)
     sigmoid = np.exp(-np.logaddexp(0, -exact))
