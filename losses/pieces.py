@@ -101,8 +101,9 @@ def shape(
 ) -> tuple[nd.NDArray, Number]:
     """Compute h and its slope at each number by MXNet's operators.
 
-    Each of them is a pass through memory, so they are few and in place, and what is equal in a whole
-    row is left to the caller. Masks of 0 and 1 select: `where` takes as long as eight products.
+    Each of them is a pass through memory, so they are few and in place, and what is equal in a
+    whole row is left to the caller. Masks of 0 and 1 select: `where` takes as long as eight
+    products.
 
     Parameters
     ----------
@@ -128,7 +129,7 @@ def shape(
             _polynomial(floored, (0.0, *factors), value)
             _polynomial(floored, piece.slope, slope)
         elif piece.is_linear and (former is z or not piece.slope):
-            # With a z + b above the start, h + c is the former h + c times a there and times 1 below.
+            # With a z + b above the start, h + c is the former h + c times a there, 1 elsewhere.
             a = piece.slope[0] if piece.slope else 0.0
             c = piece.value[0] / (a - 1)
             _compare("lesser_equal", z, piece.start, scratch)

@@ -21,6 +21,7 @@ from dsoftmax.losses.kernels import (
     from_numpy,
     nearest_of,
     probabilities_of,
+    row_sum,
     spread_to,
 )
 from dsoftmax.losses.pieces import MOST_PIECES, Piece, pack, value_at_zero
@@ -108,11 +109,11 @@ class Reduction:
         """
         if centres == 1 or operators.serve(logits.context):
             return self._reduce(logits, inverse, target_column, offset, out, workspace, centres)
-        nearest, place = nearest_of(logits, inverse, centres)
+        nearest, place = nearest_of(logits, inverse, centres, workspace)
         slopes = workspace.get("slopes of classes", *nearest.shape)
-        sums = self._reduce(nearest, None, target_column, offset, slopes, workspace, 1)
-        spread_to(out, slopes, place, inverse)
-        return sums
+        n, *others = self._reduce(nearest, None, target_column, offset, slopes, workspace, 1)
+        spread_to(out, slopes, place, inverse, workspace)
+        return (n + 0 * row_sum(logits).reshape(-1), *others)  # maxima overlook a NaN, sums don't
 
     def _reduce(
         self, logits, inverse, target_column, offset, out, workspace, centres
