@@ -363,7 +363,7 @@ def nearest_of(
     nearest, place, other, is_nearer = (workspace.get(name, batch, classes) for name in names)
     place[:] = 0
     for number in range(centres):
-        out = (other if number else nearest).expand_dims(2)
+        out = (other if number else nearest).reshape((batch, classes, 1))
         nd.slice_axis(by_class, axis=2, begin=number, end=number + 1, out=out)
         if number:
             nd.broadcast_greater(other, nearest, out=is_nearer)
@@ -393,7 +393,7 @@ def spread_to(
     """
     shape = (*slopes.shape, out.shape[1] // slopes.shape[1])
     is_nearest = nd.one_hot(place, shape[2], out=workspace.get("is nearest", *shape))
-    nd.broadcast_mul(is_nearest, slopes.expand_dims(2), out=out.reshape(shape))
+    nd.broadcast_mul(is_nearest, slopes.reshape((*slopes.shape, 1)), out=out.reshape(shape))
     if inverse is not None:
         nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
 
