@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import math
-from typing import Iterator, NamedTuple
+from typing import TYPE_CHECKING, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
@@ -18,6 +18,9 @@ from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses import operators
 from dsoftmax.losses.pieces import Piece, shape
+
+if TYPE_CHECKING:
+    from dsoftmax.losses.pieces import Number
 
 operators.load()
 
@@ -168,29 +171,35 @@ def probabilities_of(
     target_column: np.ndarray,
     offset: nd.NDArray | None,
     out: nd.NDArray,
+    workspace: Workspace,
     pieces: tuple[Piece, ...] = (),
     packed: nd.NDArray | None = None,
+    centres: int = 1,
 ) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray]:
     """Make the probabilities of products with class weights, and the products' sums.
 
     Parameters
     ----------
-    logits : (B, C)
-        Products with the weights. In place, they are divided by the weights' norms, and those with
-        a sample's own class become `NOTHING`.
-    inverse : (C, 1) or None
+    logits : (B, C × centres)
+        Products with the weights. In place, they are divided by the weights' norms and, with one
+        centre per class, those with a sample's own class become `NOTHING`.
+    inverse : (C × centres, 1) or None
         As returned by `inverse_norm`; None to keep the norms.
     target_column : (B,) int64
         The column of each sample's own class; -1 for none.
     offset : (1, C) or None
         To be added to the logits, not in place.
-    out : (B, C)
+    out : (B, C × centres)
         For the probabilities times the slopes of `pieces`, divided by the weights' norms; 0 for a
-        sample's own class.
+        sample's own class, and for all but the nearest centre of a class.
+    workspace : Workspace
+        On the logits' context.
     pieces : tuple of Piece
         What becomes of the logits before the sum, not in place.
-    packed : (B, 8 × pieces)
+    packed : (B, 9 × pieces)
         The pieces as `pack` returns them, if there are any and the operators serve the context.
+    centres : int
+        Several only if the operators serve the context.
 
     Returns
     -------
@@ -198,10 +207,10 @@ def probabilities_of(
         Over the logits but that of the own class: the log-sum-exp with pieces and offset, and the
         sum and the largest without them.
     """
-    context, (batch, classes) = logits.context, logits.shape
+    context, (batch, rows) = logits.context, logits.shape
     if operators.serve(context):
-        inverse = nd.ones((classes, 1), ctx=context) if inverse is None else inverse
-        offset = nd.zeros((1, classes), ctx=context) if offset is None else offset
+        inverse = nd.ones((rows, 1), ctx=context) if inverse is None else inverse
+        offset = nd.zeros((1, rows // centres), ctx=context) if offset is None else offset
         inputs = [logits, inverse, from_numpy(target_column, context), offset]
         outputs = [out, *(nd.empty((batch,), ctx=context) for _ in range(3))]
         if pieces:
@@ -210,24 +219,28 @@ def probabilities_of(
             nd._internal._dsoftmax_probabilities(*inputs, out=outputs)
         return tuple(outputs[1:])
     total = _scale_columns(logits, inverse, target_column)
-    shaped, slope = logits, None
-    if pieces:
-        shaped, slope = shape(logits, pieces)
-        _mask(shaped, target_column)
+    shaped, slope, shift = _shape(logits, pieces, out, workspace)
     _mask(logits, target_column)
-    top = largest = row_max(logits)
+    largest = row_max(logits)
     if offset is not None:
         shaped = nd.broadcast_add(shaped, offset, out=out)
-    if shaped is not logits:
-        top = row_max(shaped)
-    nd.softmax(shaped, out=out)
-    # The largest probability is exp(largest logit - n). Maxima overlook a NaN, sums don't.
-    n = top - nd.log(row_max(out)) + 0 * total
+    if shaped is logits:
+        nd.softmax(shaped, out=out)
+        # The largest probability is exp(largest logit - n).
+        n = largest - nd.log(row_max(out))
+    else:
+        _mask(shaped, target_column)
+        # Any logit will do that is no mask: its log-softmax is what n takes from it.
+        columns = from_numpy((target_column == 0) & (rows > 1), context)
+        n = nd.pick(shaped, columns) + shift
+        n = n - nd.pick(nd.log_softmax(shaped, out=workspace.get("terms", *logits.shape)), columns)
+        nd.softmax(shaped, out=out)
     if slope is not None:
         nd.elemwise_mul(out, slope, out=out)
     if inverse is not None:
         nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
-    return n, total, largest
+    # Maxima overlook a NaN, sums don't.
+    return n + 0 * total, total, largest
 
 
 def activations_of(
@@ -237,21 +250,23 @@ def activations_of(
     offset: nd.NDArray | None,
     bias: nd.NDArray,
     out: nd.NDArray,
+    workspace: Workspace,
     pieces: tuple[Piece, ...] = (),
     packed: nd.NDArray | None = None,
+    centres: int = 1,
 ) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray, nd.NDArray]:
     """Sum softplus(logit - bias) over products with class weights, and make its slopes.
 
     Parameters
     ----------
-    logits, inverse, target_column, pieces, packed
+    logits, inverse, target_column, workspace, pieces, packed, centres
         As for `probabilities_of`; packed even without pieces.
     offset : (1, C) or None
         The logarithms of factors of the sum's terms.
     bias : (B,)
-    out : (B, C)
+    out : (B, C × centres)
         For the slopes of the sum to the logits, divided by the weights' norms; 0 for a sample's
-        own class.
+        own class, and for all but the nearest centre of a class.
 
     Returns
     -------
@@ -259,30 +274,44 @@ def activations_of(
         Over the logits but that of the own class: the sum, the sum and the largest of the logits
         themselves, and minus the slope of n to the bias.
     """
-    context, (batch, classes) = logits.context, logits.shape
+    context, (batch, rows) = logits.context, logits.shape
     if operators.serve(context):
-        inverse = nd.ones((classes, 1), ctx=context) if inverse is None else inverse
-        weight = nd.ones((1, classes), ctx=context) if offset is None else nd.exp(offset)
+        inverse = nd.ones((rows, 1), ctx=context) if inverse is None else inverse
+        weight = nd.ones((1, rows // centres), ctx=context)
+        weight = weight if offset is None else nd.exp(offset)
         own = from_numpy(target_column, context)
         outputs = [out, *(nd.empty((batch,), ctx=context) for _ in range(4))]
         nd._internal._dsoftmax_activations(logits, inverse, own, weight, bias, packed, out=outputs)
         return tuple(outputs[1:])
     total = _scale_columns(logits, inverse, target_column)
-    shaped, slope = shape(logits, pieces) if pieces else (logits, None)
-    shifted = nd.broadcast_sub(shaped, bias.reshape((-1, 1)))
-    _mask(logits, target_column)
-    _mask(shifted, target_column)
-    nd.sigmoid(shifted, out=out)
-    nd.Activation(shifted, act_type="softrelu", out=shifted)
+    shaped, slope, shift = _shape(logits, pieces, out, workspace)
+    nd.broadcast_sub(shaped, (bias - shift).reshape((-1, 1)), out=out)
+    for array in (logits, out):
+        _mask(array, target_column)
+    # Not nd.sigmoid, which takes six times as long.
+    softplus = workspace.get("terms", *logits.shape)
+    nd.Activation(out, act_type="softrelu", out=softplus)
+    nd.Activation(out, act_type="sigmoid", out=out)
     if offset is not None:
-        for array in (out, shifted):
+        for array in (out, softplus):
             nd.broadcast_mul(array, nd.exp(offset), out=array)
-    n, mass = row_sum(shifted).reshape(-1) + 0 * total, row_sum(out).reshape(-1)
+    n, mass = row_sum(softplus).reshape(-1) + 0 * total, row_sum(out).reshape(-1)
     if slope is not None:
         nd.elemwise_mul(out, slope, out=out)
     if inverse is not None:
         nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
     return n, total, row_max(logits), mass
+
+
+def _shape(
+    logits: nd.NDArray, pieces: tuple[Piece, ...], out: nd.NDArray, workspace: Workspace
+) -> tuple[nd.NDArray, nd.NDArray | None, Number]:
+    """Return logits that pieces have shaped, less a shift per row, the slopes and the shift."""
+    if not pieces:
+        return logits, None, 0.0
+    slope, mask = (workspace.get(name, *logits.shape) for name in ("slope", "mask"))
+    slope, shift = shape(logits, pieces, out, slope, mask)
+    return out, slope, shift
 
 
 def _scale_columns(
@@ -310,9 +339,11 @@ def _mask(logits: nd.NDArray, target_column: np.ndarray) -> None:
 
 
 def nearest_of(
-    logits: nd.NDArray, inverse: nd.NDArray | None, centres: int
+    logits: nd.NDArray, inverse: nd.NDArray | None, centres: int, workspace: Workspace
 ) -> tuple[nd.NDArray, nd.NDArray]:
     """Return the largest logit of each class, (B, C), and which of its centres has it, (B, C).
+
+    By MXNet's operators alone: the compiled ones do it on the way. A NaN may be overlooked.
 
     Parameters
     ----------
@@ -321,21 +352,33 @@ def nearest_of(
     inverse : (C × centres, 1) or None
         As returned by `inverse_norm`; None to keep the norms.
     centres : int
+    workspace : Workspace
+        On the logits' context.
     """
-    if operators.serve(logits.context):
-        if inverse is None:
-            inverse = nd.ones((logits.shape[1], 1), ctx=logits.context)
-        return tuple(nd._internal._dsoftmax_nearest(logits, inverse, centres=centres))
     if inverse is not None:
         nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
-    by_class = logits.reshape((len(logits), -1, centres))
-    # Maxima overlook a NaN, sums don't.
-    largest = by_class.max(axis=2) + 0 * by_class.sum(axis=2)
-    return largest, by_class.argmax(axis=2)
+    batch, classes = len(logits), logits.shape[1] // centres
+    by_class = logits.reshape((batch, classes, centres))
+    # Centre by centre: max and argmax along the short axis take many times as long.
+    names = ("nearest", "place", "other", "mask")
+    nearest, place, other, is_nearer = (workspace.get(name, batch, classes) for name in names)
+    place[:] = 0
+    for number in range(centres):
+        out = (other if number else nearest).reshape((batch, classes, 1))
+        nd.slice_axis(by_class, axis=2, begin=number, end=number + 1, out=out)
+        if number:
+            nd.broadcast_greater(other, nearest, out=is_nearer)
+            nd.broadcast_maximum(place, number * is_nearer, out=place)
+            nd.broadcast_maximum(nearest, other, out=nearest)
+    return nearest, place
 
 
 def spread_to(
-    out: nd.NDArray, slopes: nd.NDArray, place: nd.NDArray, inverse: nd.NDArray | None
+    out: nd.NDArray,
+    slopes: nd.NDArray,
+    place: nd.NDArray,
+    inverse: nd.NDArray | None,
+    workspace: Workspace,
 ) -> None:
     """Give the slope of each class, (B, C), to its nearest centre, divided by the weight's norm.
 
@@ -346,15 +389,12 @@ def spread_to(
     slopes, place : (B, C)
         The place is that of `nearest_of`.
     inverse : (C × centres, 1) or None
+    workspace : Workspace
+        On their context.
     """
-    if operators.serve(out.context):
-        if inverse is None:
-            inverse = nd.ones((out.shape[1], 1), ctx=out.context)
-        nd._internal._dsoftmax_spread(slopes, place, inverse, out=out)
-        return
-    centres = out.shape[1] // slopes.shape[1]
-    is_nearest = nd.one_hot(place, centres)
-    nd.broadcast_mul(is_nearest, slopes.expand_dims(2), out=out.reshape((*slopes.shape, centres)))
+    shape = (*slopes.shape, out.shape[1] // slopes.shape[1])
+    is_nearest = nd.one_hot(place, shape[2], out=workspace.get("is nearest", *shape))
+    nd.broadcast_mul(is_nearest, slopes.reshape((*slopes.shape, 1)), out=out.reshape(shape))
     if inverse is not None:
         nd.broadcast_mul(out, inverse.reshape((1, -1)), out=out)
 

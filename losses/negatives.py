@@ -12,10 +12,8 @@ from dsoftmax.losses.kernels import (
     RowGradient,
     Workspace,
     inverse_norm,
-    nearest_of,
     product_over_batch,
     scale_rows,
-    spread_to,
 )
 from dsoftmax.losses.reductions import Reduction
 from dsoftmax.recognition.common.products import Product, times_transposed, transposed_times
@@ -191,13 +189,15 @@ class BlockwiseNegatives:
         if self._offset is not None:
             offset = self._offset[:, block.start // centres : block.stop // centres]
         slopes = self._buffer("slopes", number)
-        inverse = self._inverse_of(number)
-        if centres == 1:
-            return slopes, self._reduction.reduce(logits, inverse, target_column, offset, slopes)
-        nearest, place = nearest_of(logits, inverse, centres)
-        of_classes = nd.empty(nearest.shape, ctx=nearest.context)
-        sums = self._reduction.reduce(nearest, None, target_column, offset, of_classes)
-        spread_to(slopes, of_classes, place, inverse)
+        sums = self._reduction.reduce(
+            logits,
+            self._inverse_of(number),
+            target_column,
+            offset,
+            slopes,
+            self._workspace,
+            centres,
+        )
         return slopes, sums
 
     def _inverse_of(self, number: int) -> nd.NDArray | None:

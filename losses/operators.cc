@@ -80,8 +80,10 @@ struct Identity {
 };
 
 struct Piece {
-  float start, value[4], slope[3];
+  float start, value[4], slope[3], floor;
 };
+
+const int kNumbers = sizeof(Piece) / sizeof(float);  // as pieces.py packs them
 
 template <int count>
 struct Pieces {
@@ -92,8 +94,8 @@ struct Pieces {
   inline float value(float z) const {
     float result = z;
     for (int i = 0; i < count; ++i) {
-      const float* f = pieces[i].value;
-      result = z > pieces[i].start ? ((f[3] * z + f[2]) * z + f[1]) * z + f[0] : result;
+      const float *f = pieces[i].value, x = std::max(z, pieces[i].floor);
+      result = z > pieces[i].start ? ((f[3] * x + f[2]) * x + f[1]) * x + f[0] : result;
     }
     return result;
   }
@@ -101,8 +103,8 @@ struct Pieces {
   inline float slope(float z) const {
     float result = 1.0f;
     for (int i = 0; i < count; ++i) {
-      const float* f = pieces[i].slope;
-      result = z > pieces[i].start ? (f[2] * z + f[1]) * z + f[0] : result;
+      const float *f = pieces[i].slope, x = std::max(z, pieces[i].floor);
+      result = z > pieces[i].start ? (f[2] * x + f[1]) * x + f[0] : result;
     }
     return result;
   }
@@ -281,9 +283,85 @@ MXReturnValue project(const Attributes&, Tensors* in, Tensors* out, const OpReso
   return MX_SUCCESS;
 }
 
-// --- logits (B, C), inverse (C, 1), own (B,), offset (1, C)
-//     -> probabilities x slope / norm (B, C), n (B,), total (B,), largest (B,)
-// The logits are divided by the norms and masked in place; the offset is added on the way only.
+// Finds the largest logit of each class of a row, which is divided by the norms in place, and which
+// of its centres has it. `fixed` is the number of centres if the compiler is to know it, or 0.
+template <int fixed>
+void find_nearest(float* logits, const float* inverse, int64_t classes, int64_t centres,
+                  float* nearest, int32_t* place) {
+  const int64_t step = fixed ? fixed : centres;
+#pragma omp simd
+  for (int64_t j = 0; j < classes * step; ++j) logits[j] *= inverse[j];
+#pragma omp simd
+  for (int64_t j = 0; j < classes; ++j) {
+    const float* of_class = logits + j * step;
+    float best = of_class[0], sum = of_class[0];
+    int32_t at = 0;
+    for (int64_t k = 1; k < step; ++k) {
+      sum += of_class[k];
+      at = of_class[k] > best ? static_cast<int32_t>(k) : at;
+      best = std::max(best, of_class[k]);
+    }
+    nearest[j] = best + 0 * sum;  // the sum does not overlook a NaN
+    place[j] = at;
+  }
+}
+
+// Gives the slope of each class to its nearest centre, divided by the norm; 0 to the others.
+template <int fixed>
+void spread(const float* slopes, const int32_t* place, const float* inverse, int64_t classes,
+            int64_t centres, float* out) {
+  const int64_t step = fixed ? fixed : centres;
+#pragma omp simd
+  for (int64_t j = 0; j < classes; ++j) {
+    for (int64_t k = 0; k < step; ++k) {
+      out[j * step + k] = place[j] == k ? slopes[j] * inverse[j * step + k] : 0.0f;
+    }
+  }
+}
+
+template <int fixed, class OfRow>
+void over_nearest(int64_t rows, float* logits, const float* inverse, int64_t classes,
+                  int64_t centres, float* out, const OfRow of_row) {
+  const std::vector<float> ones(classes, 1.0f);
+#pragma omp parallel
+  {
+    std::vector<float> nearest(classes), slopes(classes);
+    std::vector<int32_t> place(classes);
+#pragma omp for
+    for (int64_t i = 0; i < rows; ++i) {
+      const int64_t at = i * classes * centres;
+      find_nearest<fixed>(logits + at, inverse, classes, centres, nearest.data(), place.data());
+      of_row(i, nearest.data(), ones.data(), classes, slopes.data());
+      spread<fixed>(slopes.data(), place.data(), inverse, classes, centres, out + at);
+    }
+  }
+}
+
+// Calls of_row(i, logits, inverse, classes, out) for each row of logits (B, C x centres), with one
+// logit per class: that of the nearest centre.
+template <class OfRow>
+void over_rows(Tensors* in, Tensors* out, int64_t classes, const OfRow of_row) {
+  float *logits = (*in)[0].data<float>(), *found = (*out)[0].data<float>();
+  const float* inverse = (*in)[1].data<float>();
+  const int64_t rows = (*in)[0].shape[0], centres = (*in)[0].shape[1] / classes;
+  if (centres == 1) {
+#pragma omp parallel for
+    for (int64_t i = 0; i < rows; ++i) {
+      of_row(i, logits + i * classes, inverse, classes, found + i * classes);
+    }
+  } else if (centres == 2) {
+    over_nearest<2>(rows, logits, inverse, classes, centres, found, of_row);
+  } else if (centres == 3) {
+    over_nearest<3>(rows, logits, inverse, classes, centres, found, of_row);
+  } else {
+    over_nearest<0>(rows, logits, inverse, classes, centres, found, of_row);
+  }
+}
+
+// --- logits (B, C x centres), inverse (C x centres, 1), own (B,), offset (1, C)
+//     -> probabilities x slope / norm (B, C x centres), n (B,), total (B,), largest (B,)
+// The nearest centre of a class counts, and has its probability. The logits are divided by the norms
+// and, if each class has one centre, masked in place; the offset is added on the way only.
 
 MXReturnValue probabilities_shape(const Attributes&, Shapes* in, Shapes* out) {
   (*out)[0] = (*in)[0];
@@ -299,17 +377,12 @@ MXReturnValue probabilities_mutate(const Attributes&, std::vector<int>* mutated)
 // `shape_of` makes the shape of a row's logits.
 template <class ShapeOf>
 void probabilities_of(Tensors* in, Tensors* out, const ShapeOf shape_of) {
-  float* logits = (*in)[0].data<float>();
-  const float* inverse = (*in)[1].data<float>();
   const int32_t* own = (*in)[2].data<int32_t>();
   const float* offset = (*in)[3].data<float>();
-  float* found = (*out)[0].data<float>();
   float *n = (*out)[1].data<float>(), *total = (*out)[2].data<float>();
   float* largest = (*out)[3].data<float>();
-  const int64_t rows = (*in)[0].shape[0], classes = (*in)[0].shape[1];
-#pragma omp parallel for
-  for (int64_t i = 0; i < rows; ++i) {
-    float *z = logits + i * classes, *p = found + i * classes;
+  over_rows(in, out, (*in)[3].shape[1], [=](int64_t i, float* z, const float* inverse,
+                                            int64_t classes, float* p) {
     const auto shape = shape_of(i);
     // The own class is no negative: look at those before it and at those after it.
     const int64_t before = own[i] < 0 ? classes : own[i], after = std::min(before + 1, classes);
@@ -327,7 +400,7 @@ void probabilities_of(Tensors* in, Tensors* out, const ShapeOf shape_of) {
     total[i] = summary.total;
     largest[i] = summary.largest;
     divide(p, inverse, sum > 0 ? 1 / sum : 0, classes);
-  }
+  });
 }
 
 MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
@@ -335,12 +408,14 @@ MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const 
   return MX_SUCCESS;
 }
 
-// --- the same with a fifth input, pieces (B, 8 x pieces)
+// --- the same with a fifth input, pieces (B, 9 x pieces)
 
 template <int count>
 struct PiecesOf {
   const float* numbers;
-  Pieces<count> operator()(int64_t row) const { return Pieces<count>(numbers + 8 * count * row); }
+  Pieces<count> operator()(int64_t row) const {
+    return Pieces<count>(numbers + kNumbers * count * row);
+  }
 };
 
 const int kMostPieces = 3;  // of pieces.py
@@ -355,14 +430,15 @@ MXReturnValue shaped_probabilities(const Attributes&, Tensors* in, Tensors* out,
   using By = void (*)(Tensors*, Tensors*);
   const By by[kMostPieces] = {shaped_probabilities_by<1>, shaped_probabilities_by<2>,
                               shaped_probabilities_by<3>};
-  by[(*in)[4].shape[1] / 8 - 1](in, out);
+  by[(*in)[4].shape[1] / kNumbers - 1](in, out);
   return MX_SUCCESS;
 }
 
-// --- logits (B, C), inverse (C, 1), own (B,), weight (1, C), bias (B,), pieces (B, 8 x pieces)
-//     -> slopes / norm (B, C), sum (B,), total (B,), largest (B,), mass (B,)
+// --- logits (B, C x centres), inverse (C x centres, 1), own (B,), weight (1, C), bias (B,),
+//     pieces (B, 9 x pieces)
+//     -> slopes / norm (B, C x centres), sum (B,), total (B,), largest (B,), mass (B,)
 // The sum is that of weight x softplus(shaped logit - bias), the mass that of its slopes to the bias.
-// The logits are divided by the norms and masked in place.
+// Centres and logits are as above.
 
 MXReturnValue activations_shape(const Attributes&, Shapes* in, Shapes* out) {
   (*out)[0] = (*in)[0];
@@ -372,18 +448,13 @@ MXReturnValue activations_shape(const Attributes&, Shapes* in, Shapes* out) {
 
 template <int count>
 void activations_by(Tensors* in, Tensors* out) {
-  float* logits = (*in)[0].data<float>();
-  const float* inverse = (*in)[1].data<float>();
   const int32_t* own = (*in)[2].data<int32_t>();
   const float *weight = (*in)[3].data<float>(), *bias = (*in)[4].data<float>();
   const PiecesOf<count> shape_of = {(*in)[5].data<float>()};
-  float* found = (*out)[0].data<float>();
   float *sum = (*out)[1].data<float>(), *total = (*out)[2].data<float>();
   float *largest = (*out)[3].data<float>(), *mass = (*out)[4].data<float>();
-  const int64_t rows = (*in)[0].shape[0], classes = (*in)[0].shape[1];
-#pragma omp parallel for
-  for (int64_t i = 0; i < rows; ++i) {
-    float *z = logits + i * classes, *p = found + i * classes;
+  over_rows(in, out, (*in)[3].shape[1], [=](int64_t i, float* z, const float* inverse,
+                                            int64_t classes, float* p) {
     const auto shape = shape_of(i);
     const int64_t before = own[i] < 0 ? classes : own[i], after = std::min(before + 1, classes);
     Activity activity = {0, kNothing, 0, 0};
@@ -398,79 +469,13 @@ void activations_by(Tensors* in, Tensors* out) {
     total[i] = activity.total;
     largest[i] = activity.largest;
     mass[i] = activity.mass;
-  }
+  });
 }
 
 MXReturnValue activations(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
   using By = void (*)(Tensors*, Tensors*);
   const By by[kMostPieces] = {activations_by<1>, activations_by<2>, activations_by<3>};
-  by[(*in)[5].shape[1] / 8 - 1](in, out);
-  return MX_SUCCESS;
-}
-
-// --- logits (B, C x centres), inverse (C x centres, 1)
-//     -> the largest of each class (B, C), which of its centres has it (B, C)
-// The logits are divided by the norms in place.
-
-float number(const Attributes& attributes, const char* name) {
-  return std::stof(attributes.at(name));
-}
-
-MXReturnValue nearest_shape(const Attributes& attributes, Shapes* in, Shapes* out) {
-  const unsigned int centres = number(attributes, "centres");
-  (*out)[0] = (*out)[1] = {(*in)[0][0], (*in)[0][1] / centres};
-  return MX_SUCCESS;
-}
-
-MXReturnValue nearest(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  float *logits = (*in)[0].data<float>(), *largest = (*out)[0].data<float>();
-  const float* inverse = (*in)[1].data<float>();
-  float* place = (*out)[1].data<float>();
-  const int64_t rows = (*out)[0].shape[0], classes = (*out)[0].shape[1];
-  const int64_t centres = (*in)[0].shape[1] / classes;
-#pragma omp parallel for
-  for (int64_t i = 0; i < rows; ++i) {
-    float* z = logits + i * classes * centres;
-#pragma omp simd
-    for (int64_t j = 0; j < classes * centres; ++j) z[j] *= inverse[j];
-    for (int64_t j = 0; j < classes; ++j) {
-      const float* of_class = z + j * centres;
-      float best = of_class[0], at = 0, sum = of_class[0];
-      for (int64_t k = 1; k < centres; ++k) {
-        sum += of_class[k];
-        at = of_class[k] > best ? k : at;
-        best = std::max(best, of_class[k]);
-      }
-      largest[i * classes + j] = best + 0 * sum;  // the sum does not overlook a NaN
-      place[i * classes + j] = at;
-    }
-  }
-  return MX_SUCCESS;
-}
-
-// --- slopes (B, C), place (B, C), inverse (C x centres, 1)
-//     -> each slope divided by the norm at the place of its class, 0 elsewhere (B, C x centres)
-
-MXReturnValue spread_shape(const Attributes&, Shapes* in, Shapes* out) {
-  (*out)[0] = {(*in)[0][0], (*in)[2][0]};
-  return MX_SUCCESS;
-}
-
-MXReturnValue spread(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  const float *slopes = (*in)[0].data<float>(), *place = (*in)[1].data<float>();
-  const float* inverse = (*in)[2].data<float>();
-  float* found = (*out)[0].data<float>();
-  const int64_t rows = (*in)[0].shape[0], classes = (*in)[0].shape[1];
-  const int64_t centres = (*in)[2].shape[0] / classes;
-#pragma omp parallel for
-  for (int64_t i = 0; i < rows; ++i) {
-    float* row = found + i * classes * centres;
-    std::fill_n(row, classes * centres, 0.0f);
-    for (int64_t j = 0; j < classes; ++j) {
-      const int64_t at = j * centres + static_cast<int64_t>(place[i * classes + j]);
-      row[at] = slopes[i * classes + j] * inverse[at];
-    }
-  }
+  by[(*in)[5].shape[1] / kNumbers - 1](in, out);
   return MX_SUCCESS;
 }
 
@@ -526,6 +531,10 @@ MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResour
 
 // --- SGD on rows of weight (K, D), and momentum (K, D) if there is any, in place:
 //     gradient (n, D) - along (n, 1) * weight, rows (n,)  -> (1,), which says nothing
+
+float number(const Attributes& attributes, const char* name) {
+  return std::stof(attributes.at(name));
+}
 
 Sgd sgd_of(const Attributes& attributes) {
   return {number(attributes, "lr"), number(attributes, "momentum"), number(attributes, "wd"),
@@ -812,19 +821,6 @@ REGISTER_OP(_dsoftmax_activations)
     .setInferType(all_float<5>)
     .setInferShape(activations_shape)
     .setMutateInputs(probabilities_mutate);
-
-REGISTER_OP(_dsoftmax_nearest)
-    .setForward(nearest, "cpu")
-    .setParseAttrs(count<2, 2>)
-    .setInferType(all_float<2>)
-    .setInferShape(nearest_shape)
-    .setMutateInputs(probabilities_mutate);
-
-REGISTER_OP(_dsoftmax_spread)
-    .setForward(spread, "cpu")
-    .setParseAttrs(count<3, 1>)
-    .setInferType(all_float<1>)
-    .setInferShape(spread_shape);
 
 REGISTER_OP(_dsoftmax_along)
     .setForward(along, "cpu")

@@ -13,7 +13,17 @@ import numpy as np
 from mxnet import nd
 
 from dsoftmax.losses import operators
-from dsoftmax.losses.kernels import NOTHING, activations_of, combine, from_numpy, probabilities_of
+from dsoftmax.losses.kernels import (
+    NOTHING,
+    Workspace,
+    activations_of,
+    combine,
+    from_numpy,
+    nearest_of,
+    probabilities_of,
+    row_sum,
+    spread_to,
+)
 from dsoftmax.losses.pieces import MOST_PIECES, Piece, pack, value_at_zero
 
 if TYPE_CHECKING:
@@ -90,11 +100,25 @@ class Reduction:
         target_column: np.ndarray,
         offset: nd.NDArray | None,
         out: nd.NDArray,
+        workspace: Workspace,
+        centres: int = 1,
     ) -> tuple[nd.NDArray, ...]:
         """Return n, the sum and the largest of the logits, (B,) each, and what else it sums up.
 
         The arguments are those of `kernels.probabilities_of`; the reduction must be bound.
         """
+        if centres == 1 or operators.serve(logits.context):
+            return self._reduce(logits, inverse, target_column, offset, out, workspace, centres)
+        nearest, place = nearest_of(logits, inverse, centres, workspace)
+        slopes = workspace.get("slopes of classes", *nearest.shape)
+        n, *others = self._reduce(nearest, None, target_column, offset, slopes, workspace, 1)
+        spread_to(out, slopes, place, inverse, workspace)
+        return (n + 0 * row_sum(logits).reshape(-1), *others)  # maxima overlook a NaN, sums don't
+
+    def _reduce(
+        self, logits, inverse, target_column, offset, out, workspace, centres
+    ) -> tuple[nd.NDArray, ...]:
+        """Do what `reduce` does, by the operators if there are several centres per class."""
         raise NotImplementedError
 
     def combine(self, parts: list[nd.NDArray]) -> nd.NDArray:
@@ -111,11 +135,10 @@ class LogSumExp(Reduction):
 
     nothing = NOTHING
 
-    def reduce(self, logits, inverse, target_column, offset, out):
+    def _reduce(self, logits, inverse, target_column, offset, out, workspace, centres):
         """Return n, and the sum and the largest of the logits, (B,) each."""
-        return probabilities_of(
-            logits, inverse, target_column, offset, out, self.pieces, self._packed
-        )
+        shape = (self.pieces, self._packed, centres)
+        return probabilities_of(logits, inverse, target_column, offset, out, workspace, *shape)
 
     def combine(self, parts: list[nd.NDArray]) -> nd.NDArray:
         """Return the log-sum-exp of log-sum-exps."""
@@ -142,11 +165,10 @@ class SoftplusSum(Reduction):
         super().__init__(*pieces)
         self.bias = bias
 
-    def reduce(self, logits, inverse, target_column, offset, out):
+    def _reduce(self, logits, inverse, target_column, offset, out, workspace, centres):
         """Return n, the sum and the largest of the logits, and the mass, (B,) each."""
-        return activations_of(
-            logits, inverse, target_column, offset, self.bias, out, self.pieces, self._packed
-        )
+        sums, shape = (offset, self.bias, out, workspace), (self.pieces, self._packed, centres)
+        return activations_of(logits, inverse, target_column, *sums, *shape)
 
     def combine(self, parts: list[nd.NDArray]) -> nd.NDArray:
         """Return the sum of sums."""

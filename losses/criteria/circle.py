@@ -36,7 +36,7 @@ class Circle(Entangled):
     def reduction(self, batch: BatchContext) -> LogSumExp:
         """Return the log-sum-exp of [z + m]₊ (z - m)."""
         m = self.m
-        return LogSumExp(Piece(-math.inf, (0.0,), ()), Piece(-m, (-m * m, 0.0, 1.0), (m, 1.0)))
+        return LogSumExp(Piece(-math.inf, (-m * m, 0.0, 1.0), (m, 1.0), floor=-m))
 
     def _describe(self) -> str:
         return f"{super()._describe()}, m={self.m:g}"

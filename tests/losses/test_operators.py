@@ -76,7 +76,9 @@ def test_probabilities(normalize, with_offset, scale, classes, batch, rng, monke
 
     def run():
         logits, out = nd.array(products), nd.empty((batch, classes))
-        found = kernels.probabilities_of(logits, inverse, own, offset, out)
+        found = kernels.probabilities_of(
+            logits, inverse, own, offset, out, kernels.Workspace(mx.cpu(0))
+        )
         masked = logits.asnumpy()
         results = [array.asnumpy() for array in (*found, out)] + [masked]
         workspace = kernels.Workspace(mx.cpu(0))
@@ -99,7 +101,9 @@ def test_probabilities_in_double_precision(rng):
     for scale in (0.01, 1, 30, 1000):
         z = rng.normal(size=(8, 1000)).astype(np.float32) * scale
         logits, out = nd.array(z), nd.empty(z.shape)
-        n, total, largest = kernels.probabilities_of(logits, None, np.full(8, -1), None, out)
+        n, total, largest = kernels.probabilities_of(
+            logits, None, np.full(8, -1), None, out, kernels.Workspace(mx.cpu(0))
+        )
         exact = z.astype(np.float64)
         exponentials = np.exp(exact - exact.max(axis=1, keepdims=True))
         sums = exponentials.sum(axis=1, keepdims=True)
