@@ -135,9 +135,10 @@ def test_a_browser_shows_it_without_a_complaint(flags, tmp_path):
     assert train.main(made) == 0
     text = (folder_of(made) / "report.html").read_text(encoding="utf-8")
     check = (
-        "<script>addEventListener('load', () => { const all = [...document.images]; "
+        "<script>addEventListener('load', () => { const all = [...document.images], "
+        "page = document.documentElement; "
         "document.title = all.filter(one => one.naturalWidth).length + ' of ' + all.length + "
-        "' images, ' + (document.documentElement.scrollWidth - innerWidth) + ' too wide' })"
+        "' images, ' + (page.scrollWidth - page.clientWidth) + ' too wide' })"
         "</script></body>"
     )
     (tmp_path / "checked.html").write_text(text.replace("</body>", check), encoding="utf-8")
