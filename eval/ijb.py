@@ -37,11 +37,10 @@ from dsoftmax.eval import metrics, plots, templates
 from dsoftmax.eval.feature_cache import Features, cached_features
 from dsoftmax.eval.models import (
     Model,
-    ModelName,
     load_model,
     missing_model,
-    parse_models,
     say_where,
+    single_model,
 )
 from dsoftmax.eval.result_page import write_results
 from dsoftmax.recognition.common.arrays import map_npy
@@ -133,7 +132,7 @@ def search(
 def embed_faces(args: argparse.Namespace, faces: templates.Faces) -> Features:
     """Return the embeddings of all faces, resuming what an earlier run has done."""
     crops = os.path.join(args.data_dir, "loose_crop")
-    model = _the_model(args.model)
+    model = single_model(args.model)
     size = args.image_size or model.trained_size() or IMAGE_SIZE
     contexts = gpu_contexts(args.gpu)
     if not os.path.isdir(crops):
@@ -160,13 +159,6 @@ def embed_faces(args: argparse.Namespace, faces: templates.Faces) -> Features:
         args.batch_size,
         args.threads,
     )
-
-
-def _the_model(text: str) -> ModelName:
-    (model, *others) = parse_models(text)
-    if others:
-        raise ValueError(f"--model {text}: one model at a time, prefix,epoch")
-    return model
 
 
 def read_features(path: str, count: int) -> Features:

@@ -247,7 +247,7 @@ class TestOpenSet:
         (["--data-dir", "nowhere"], "is --data-dir nowhere the folder of IJBC?"),
         (["--target", "IJBB"], "the folder of IJBB?"),
         (["--model", "nothing,1"], "nothing-symbol.json"),
-        (["--model", "a,1|2"], "one model at a time"),
+        (["--model", "a,1|2"], "one network at a time"),
         (["--batch-size", "0"], "--batch-size must be 1 or more"),
         (["-d", "data"], "--data-dir and -d: one of them"),
         (["-B", "-N"], "-B compares settings of 1:1"),
