@@ -144,15 +144,15 @@ _CLASS_FIGURES = (
 )
 _TRIPLET_FIGURES = (
     (
-        "Cosines of triplets",
+        "Cosines of anchors",
         {
-            "positive_cosine": "anchor and positive",
-            "negative_cosine": "anchor and negative, mean",
-            "max_negative_cosine": "anchor and negative, highest",
+            "positive_cosine": "positive",
+            "negative_cosine": "negative, mean",
+            "max_negative_cosine": "negative, highest",
         },
         "cosine",
-        "Negatives are picked anew in each bag, just beyond the positive: the first two lines stay "
-        "close to each other, and both matter less than the verification.",
+        "With the other two images of their triplets. Negatives are picked anew in each bag, just "
+        "beyond the positive: what has been learnt shows in the verification, not here.",
     ),
     (
         "Training accuracy",
@@ -172,7 +172,7 @@ def training(run: RunFolder, sources: Sources) -> Html:
         (
             "Loss",
             {"loss": "loss", **(parts if is_dissected else {})},
-            "loss per image (nats)",
+            "loss per image (nats)" if run.has_classes else "loss per triplet",
             "Lower is better. "
             + (
                 "The loss is intra, which pulls an image to its class, plus inter, which pushes it "
