@@ -8,17 +8,12 @@ import sys
 
 import numpy as np
 
-from dsoftmax.eval.feature_cache import cached_features
-from dsoftmax.eval.models import Model, load_model, parse_models, say_where
+from dsoftmax.eval.embedding_files import Job, embed_to_file
+from dsoftmax.eval.models import load_model, say_where, single_model
 from dsoftmax.recognition.common.cli import some_of
 from dsoftmax.recognition.common.devices import usable_contexts
-from dsoftmax.recognition.common.files import AtomicFile
-from dsoftmax.recognition.common.vectors import normalized
-from dsoftmax.recognition.data.images import ImageError, load_rgb
-from dsoftmax.recognition.data.recordio import RecordError
+from dsoftmax.recognition.data.inputs import dataset_images
 from dsoftmax.recognition.data.records import Records
-
-ROWS_PER_BLOCK = 65536
 
 
 def embed_dataset(
@@ -26,7 +21,8 @@ def embed_dataset(
 ) -> np.ndarray:
     """Return the embedding of each image of a dataset, the sum with that of its mirror image.
 
-    An interrupted call is continued by the next one. Images that can't be read are named on stderr.
+    An interrupted call is continued by the next one. Images that can't be read are named on stderr
+    by the call that embeds them, and in the ``.csv`` beside the embeddings.
 
     Parameters
     ----------
@@ -42,50 +38,19 @@ def embed_dataset(
     (n, D) float32
         In the order of the dataset, of length 1, mapped from disk; 0 for an unreadable image.
     """
-    (name, *others) = parse_models(model)
-    if others:
-        raise ValueError(f"--model {model}: one network at a time, as prefix,epoch or file.onnx")
+    name = single_model(model)
     size = name.trained_size() or records.image_size
-
-    def load(image: int) -> np.ndarray:
-        try:
-            return load_rgb(records.read(image)[1], size)
-        except RecordError as error:
-            raise ImageError(str(error)) from None
-
-    def load_network() -> Model:
-        contexts = usable_contexts()
-        network = load_model(name, contexts)
-        say_where(name, contexts, size)
-        return network
-
-    content = os.stat(records.path)
-    described = {
-        "model": name.digest(),
-        "images": hashlib.sha256(records.offsets.tobytes()).hexdigest(),
-        "bytes": content.st_size,
-        "changed": content.st_mtime_ns,
-    }
+    images = dataset_images(records)
     title = os.path.basename(os.path.dirname(os.path.abspath(records.path)))
-    features = cached_features(
-        folder, title, described, len(records), load_network, load, size, batch_size, threads
-    )
-    if features.unreadable:
-        lines = some_of([f"image {image}: {why}" for image, why in features.unreadable])
-        print(f"{len(features.unreadable)} images can't be read:\n{lines}", file=sys.stderr)
-    path = os.path.join(os.path.dirname(features.views.filename), "embeddings.npy")
-    if not os.path.exists(path) or os.path.getmtime(path) < os.path.getmtime(
-        features.views.filename
-    ):
-        _add_up(features.views, path)
+    described = f"{name.digest()} {images.digest()} {size}"
+    digest = hashlib.sha256(described.encode()).hexdigest()[:12]
+    path = os.path.join(folder, f"{title}-{digest}", "embeddings.npy")
+    if not os.path.exists(path):
+        contexts = usable_contexts()
+        job = Job(load_model(name, contexts), images, size, flip=True, normalize=True)
+        say_where(name, contexts, size)
+        done = embed_to_file(job, path, batch_size, threads)
+        if done.unreadable:
+            lines = some_of([f"image {image}: {why}" for image, why in done.unreadable])
+            print(f"{len(done.unreadable)} images can't be read:\n{lines}", file=sys.stderr)
     return np.load(path, mmap_mode="r")
-
-
-def _add_up(views: np.ndarray, path: str) -> None:
-    """Write the normalized sums of two views each, block by block."""
-    count, _, width = views.shape
-    with AtomicFile(path) as file:
-        header = {"descr": "<f4", "fortran_order": False, "shape": (count, width)}
-        np.lib.format.write_array_header_1_0(file, header)
-        for start in range(0, count, ROWS_PER_BLOCK):
-            file.write(normalized(views[start : start + ROWS_PER_BLOCK].sum(axis=1)).tobytes())

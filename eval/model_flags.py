@@ -13,9 +13,8 @@ from dsoftmax.eval.models import (
     Model,
     ModelName,
     load_model,
-    missing_model,
-    parse_models,
     say_where,
+    single_model,
 )
 from dsoftmax.recognition.common.checks import whole_number
 from dsoftmax.recognition.common.cli import add_threads_flag, image_size, some_of
@@ -46,12 +45,7 @@ def model_name(args: argparse.Namespace) -> ModelName:
     """Return the one network that --model names."""
     for name in ("batch_size", "threads"):
         whole_number(f"--{name.replace('_', '-')}", getattr(args, name), 1)
-    if not args.model:
-        raise missing_model()
-    (name, *others) = parse_models(args.model)
-    if others:
-        raise ValueError(f"--model {args.model}: one model at a time, prefix,epoch or file.onnx")
-    return name
+    return single_model(args.model)
 
 
 def open_model(

@@ -173,6 +173,24 @@ def missing_model(
     return ValueError(f"{message}, as in --model {example}{there}")
 
 
+def single_model(text: str | None, forms: str = "prefix,epoch or a file.onnx") -> ModelName:
+    """Return the one network that --model names.
+
+    Parameters
+    ----------
+    text : str or None
+        What the user gave.
+    forms : str
+        What the command takes, for the error if there is nothing.
+    """
+    if not text:
+        raise missing_model(f"--model is missing: give {forms}")
+    (name, *others) = parse_models(text)
+    if others:
+        raise ValueError(f"--model {text}: one network at a time, as {name}")
+    return name
+
+
 def labels_of(names: Sequence[ModelName]) -> list[str]:
     """Return short names that tell networks apart: with the epoch, or the path, where they must.
 

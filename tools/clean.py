@@ -5,9 +5,10 @@ r"""Find wrong labels, split identities and copies in a dataset; write it withou
         --drop-outliers --merge-identities --drop-duplicates
     python tools/clean.py --input faces --output cleaned --apply cleaning/suggestions.csv
 
-Without --output it only looks: --report gets report.html, a page to look at, and suggestions.csv,
-a list to edit. --apply carries out such a list, without the lines you have removed. Thresholds are
-chosen by what the network says of strangers and of the halves of one identity; see tools/README.md.
+Without --output it only looks: --report gets report.html, a page to look at, suggestions.csv, a
+list to edit, and cosines.csv, how near each image is to the others of its identity. --apply carries
+out such a list, without the lines you have removed. Thresholds are chosen by what the network says
+of strangers and of the halves of one identity; see tools/README.md.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ from dsoftmax.recognition.data.cleaning.suggestions import (
     find_faults,
     find_small,
     read_suggestions,
+    write_cosines,
     write_suggestions,
 )
 from dsoftmax.recognition.data.merging import load_embeddings
 from dsoftmax.recognition.data.records import Records
 
-PAGE, LIST = "report.html", "suggestions.csv"
+PAGE, LIST, COSINES = "report.html", "suggestions.csv", "cosines.csv"
 # The flags that choose what is carried out, each with the reason of its suggestions.
 CHANGES = {
     "drop-outliers": OUTLIER,
@@ -162,8 +164,9 @@ def _look(records: Records, args: argparse.Namespace) -> tuple[list[Suggestion],
     if FEW_IMAGES in chosen:
         changes += small
     os.makedirs(args.report, exist_ok=True)
-    page, table = (os.path.join(args.report, name) for name in (PAGE, LIST))
+    page, table, cosines = (os.path.join(args.report, name) for name in (PAGE, LIST, COSINES))
     write_suggestions(table, everything)
+    write_cosines(cosines, findings)
     write_page(page, records, findings, everything, args.most)
     counts = collections.Counter(suggestion.reason for suggestion in everything)
     results = {
@@ -174,6 +177,7 @@ def _look(records: Records, args: argparse.Namespace) -> tuple[list[Suggestion],
         "suggestions": {reason: counts[reason] for reason in REASONS},
         "page": page,
         "list": table,
+        "cosines": cosines,
     }
     if findings.warning:
         print(f"warning: {findings.warning}", file=sys.stderr)

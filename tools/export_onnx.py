@@ -15,7 +15,7 @@ if not __package__:
 import argparse
 import sys
 
-from dsoftmax.eval.models import missing_model, parse_models
+from dsoftmax.eval.models import single_model
 from dsoftmax.recognition.common.cli import (
     add_json_flag,
     command,
@@ -51,13 +51,8 @@ def main(args: argparse.Namespace) -> None:
     """Run the command."""
     from dsoftmax.eval.onnx_export import RAW_PIXELS, SCALED_PIXELS, export_model
 
-    if not args.model:
-        raise missing_model("--model is missing: give prefix,epoch")
-    (name, *others) = parse_models(args.model)
-    if others:
-        raise ValueError(f"--model {args.model}: one network at a time, as {name}")
     exported = export_model(
-        name,
+        single_model(args.model, "prefix,epoch"),
         args.output,
         args.image_size,
         RAW_PIXELS if args.raw_pixels else SCALED_PIXELS,

@@ -14,7 +14,7 @@ if not __package__:
 import argparse
 import sys
 
-from dsoftmax.eval.models import missing_model, parse_models
+from dsoftmax.eval.models import single_model
 from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
 
 
@@ -34,12 +34,7 @@ def main(args: argparse.Namespace) -> None:
     """Run the command."""
     from dsoftmax.eval.slimming import slim_model
 
-    if not args.model:
-        raise missing_model("--model is missing: give prefix,epoch")
-    (name, *others) = parse_models(args.model)
-    if others:
-        raise ValueError(f"--model {args.model}: one checkpoint at a time, as {name}")
-    slimmed = slim_model(name, args.output)
+    slimmed = slim_model(single_model(args.model, "prefix,epoch"), args.output)
     if args.json:
         print_json(slimmed._asdict(), args.json)
     else:

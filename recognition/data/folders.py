@@ -42,6 +42,9 @@ COORDINATES = [f"{axis}{point}" for point in range(1, 6) for axis in "xy"]
 COLUMNS = ["path", "label", *COORDINATES]  # of a csv
 
 
+LABEL_TXT = 15  # columns of insightface's list of landmarks
+
+
 class Source(NamedTuple):
     """An image file and whom it shows."""
 
@@ -164,6 +167,9 @@ def read_list(path: str, folder: str, labelled: bool = True) -> list[Source]:
         sources.append(source._replace(path=os.path.join(folder, source.path)))
     if not sources:
         raise ValueError(f"{path}: the file is empty")
+    first = next(filter(None, lines))
+    if parse is _parse_line and len(_fields(first)) == LABEL_TXT:
+        return sources  # whose labels are names of folders, even where these are digits
     return _number_identities(sources)
 
 
@@ -174,8 +180,12 @@ def _number_identities(sources: list[Source]) -> list[Source]:
     return sources
 
 
+def _fields(line: str) -> list[str]:
+    return line.split("\t") if "\t" in line else re.split(r"\s*,\s*|\s+", line)
+
+
 def _parse_line(line: str) -> Source:
-    fields = line.split("\t") if "\t" in line else re.split(r"\s*,\s*|\s+", line)
+    fields = _fields(line)
     if "\t" in line and len(fields) == 3 and not _is_number(fields[2]):
         _, label, image = fields
         return Source(image, label)
@@ -193,10 +203,13 @@ def _parse_line(line: str) -> Source:
         return Source(*fields)
     if len(fields) == 12:
         return Source(fields[0], fields[1], _numbers(fields[2:]).reshape(5, 2))
-    if len(fields) == 15:
+    if len(fields) == LABEL_TXT:
         person, slash, _ = fields[0].partition("/")
         return Source(fields[0], person if slash else "", _numbers(fields[5:]).reshape(5, 2))
-    raise ValueError(f"{len(fields)} fields fit none of the forms a list may have")
+    raise ValueError(
+        f"{len(fields)} fields; a list has a path, perhaps a label and 10 coordinates, or is "
+        "insightface's .lst (3, 7 or 17 columns) or label.txt (15)"
+    )
 
 
 def row_of(source: Source) -> list:

@@ -156,6 +156,11 @@ def image_files(sources: Sequence[Source], find: FindLandmarks | None = None) ->
     return images
 
 
+def dataset_images(records: Records) -> Images:
+    """Take the images of a dataset, in its order."""
+    return _Records(records)
+
+
 def open_images(
     inputs: str | Sequence[str], folder: str | None = None, find: FindLandmarks | None = None
 ) -> Images:
@@ -195,9 +200,9 @@ def open_images(
 def _open_one(path: str, folder: str | None) -> Images:
     extension = os.path.splitext(path)[1].lower()
     if os.path.exists(os.path.join(path, "train.rec")):
-        return _Records(Records(path))
+        return dataset_images(Records(path))
     if extension == ".rec":
-        return _Records(Records(find_rec(path)))
+        return dataset_images(Records(find_rec(path)))
     if extension == ".bin":
         return _Pack(read_pack(path))
     if os.path.isdir(path) or extension in LISTS:

@@ -7,6 +7,7 @@ from typing import Any, Sequence
 from mxnet.gluon import nn
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.features import Features
 from dsoftmax.recognition.networks.layers import (
     GLUON_NORM,
     Norm,
@@ -28,15 +29,13 @@ PREFIX = "densenet0"
 BOTTLENECK = 4  # inner channels of a unit, as a multiple of those it adds
 
 
-class DenseNet(HybridBlock):
-    """The layers that compute features.
+class DenseNet(Features):
+    """Computes features by units, each of which adds channels to its input.
 
     Parameters
     ----------
-    norm : callable
-        Makes a `BatchNorm`, given its name.
-    act : str
-        Kind of activation; the first and the last one are ReLU whatever it is.
+    norm, act
+        See `Features`. The first and the last activation are ReLU, whatever `act` is.
     stem : int
         Channels of the first convolution.
     growth : int
@@ -56,8 +55,7 @@ class DenseNet(HybridBlock):
         units_per_stage: Sequence[int],
         densenet_dropout: float,
     ):
-        super().__init__(prefix="")
-        self.body = sequence(
+        super().__init__(
             ScalePixels(),
             convolution(f"{PREFIX}_conv0", stem, 3),
             norm(f"{PREFIX}_batchnorm0", **GLUON_NORM),
@@ -80,10 +78,6 @@ class DenseNet(HybridBlock):
             norm(f"{PREFIX}_batchnorm{len(units_per_stage)}", **GLUON_NORM),
             activation("relu", f"{PREFIX}_relu1"),
         )
-
-    def hybrid_forward(self, F, data):
-        """Map pixels, (B, 3, H, W), to features, (B, C, h, w)."""
-        return self.body(data)
 
 
 class _Unit(HybridBlock):

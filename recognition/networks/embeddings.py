@@ -19,7 +19,7 @@ def make_embedding_layers(
     act: str,
     dropout: float,
     groups: int,
-    gdc_weight: str = "pre_fc1_weight",
+    gdc_weight: str,
 ) -> HybridBlock:
     """Make the layers that map features to embeddings.
 

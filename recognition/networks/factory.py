@@ -140,7 +140,7 @@ def _make_parts(
         norm,
         act,
         dropout,
-        groups=getattr(features, "head_groups", shape[0]),
-        gdc_weight=getattr(features, "gdc_weight", "pre_fc1_weight"),
+        groups=features.head_groups or shape[0],
+        gdc_weight=features.gdc_weight,
     )
     return features, embedding_layers

@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.features import Features
 from dsoftmax.recognition.networks.layers import (
     Norm,
     ScalePixels,
@@ -53,15 +54,13 @@ NETWORKS = {
 }
 
 
-class IResNet(HybridBlock):
-    """The layers that compute features.
+class IResNet(Features):
+    """Computes features by residual units.
 
     Parameters
     ----------
-    norm : callable
-        Makes a `BatchNorm`, given its name.
-    act : str
-        Kind of activation.
+    norm, act
+        See `Features`.
     units_per_stage : sequence of int
         Number of units in each of the four stages, each of which halves the image.
     se : {0, 1}
@@ -84,7 +83,6 @@ class IResNet(HybridBlock):
         input: int,
         multiplier: float,
     ):
-        super().__init__(prefix="")
         if input not in (0, 1, 2):
             raise ValueError(f"input must be one of 0, 1, 2, not {input!r}")
         if unit not in UNITS:
@@ -97,7 +95,7 @@ class IResNet(HybridBlock):
         make_unit = UNITS[unit]
         if unit == 1 and input == 0:
             make_unit = EarlyStridePostActivationUnit
-        self.body = sequence(
+        super().__init__(
             norm("bn_data", fix_gamma=True) if input == 2 else ScalePixels(),
             convolution("conv0", stem, 7, 2) if input == 0 else convolution("conv0", stem, 3),
             norm("bn0"),
@@ -107,10 +105,6 @@ class IResNet(HybridBlock):
             for place in range(1, count + 1):
                 name = f"stage{stage}_unit{place}"
                 self.body.add(make_unit(name, width, place == 1, norm, act, se))
-
-    def hybrid_forward(self, F, data):
-        """Map pixels, (B, 3, H, W), to features, (B, C, h, w)."""
-        return self.body(data)
 
 
 class _Unit(HybridBlock):

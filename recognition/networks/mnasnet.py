@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.features import Features
 from dsoftmax.recognition.networks.layers import (
     GLUON_NORM,
     Norm,
@@ -45,27 +46,24 @@ STAGES = (
 )
 
 
-class MNasNet(HybridBlock):
-    """The layers that compute features.
+class MNasNet(Features):
+    """Computes features by blocks that widen and narrow them.
 
     Parameters
     ----------
-    norm : callable
-        Makes a `BatchNorm`, given its name.
-    act : str
-        Kind of activation.
+    norm, act
+        See `Features`.
     multiplier : float
         Factor of all numbers of channels.
     """
 
     def __init__(self, norm: Norm, act: str, multiplier: float):
-        super().__init__(prefix="")
         stem, channels, last = (
             multiplied(count, multiplier)
             for count in (STEM_CHANNELS, FIRST_CHANNELS, LAST_CHANNELS)
         )
         first = f"{PREFIX}_stage1_sepconv0"
-        self.body = sequence(
+        super().__init__(
             ScalePixels(),
             *_layers(f"{PREFIX}_stage1_conv0", 0, stem, 3, norm, act),
             *_layers(first, 0, stem, 3, norm, act, groups=stem),
@@ -81,10 +79,6 @@ class MNasNet(HybridBlock):
                 self.body.add(_Bottleneck(name, width, inner, kernel, stride, place > 0, norm, act))
                 channels = width
         self.body.add(*_layers(f"{PREFIX}_stage5_3", 0, last, 1, norm, act))
-
-    def hybrid_forward(self, F, data):
-        """Map pixels, (B, 3, H, W), to features, (B, C, h, w)."""
-        return self.body(data)
 
 
 class _Bottleneck(HybridBlock):

@@ -6,6 +6,7 @@ from typing import Any, Sequence
 
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.features import Features
 from dsoftmax.recognition.networks.layers import (
     Norm,
     ScalePixels,
@@ -22,30 +23,22 @@ NETWORKS = {
 EPSILON = 1e-3  # of batch normalization: insightface's symbol leaves MXNet's default here
 
 
-class MobileFaceNet(HybridBlock):
-    """The layers that compute features.
+class MobileFaceNet(Features):
+    """Computes features by residual blocks that widen and narrow them.
 
     Parameters
     ----------
-    norm : callable
-        Makes a `BatchNorm`, given its name.
-    act : str
-        Kind of activation.
+    norm, act
+        See `Features`.
     blocks : sequence of int
         Residual blocks of each of the four stages; 1 in the first is a convolution alone.
     multiplier : float
         Factor of all numbers of channels.
-
-    Attributes
-    ----------
-    gdc_weight : str
-        The name that the published y1 has for the weight of its dense layer.
     """
 
-    gdc_weight = "fc1_weight"
+    gdc_weight = "fc1_weight"  # as in the published y1
 
     def __init__(self, norm: Norm, act: str, blocks: Sequence[int], multiplier: float):
-        super().__init__(prefix="")
         if len(blocks) != 4:
             raise ValueError(f"blocks must be 4 numbers, not {blocks!r}")
         c64, c128, c256, c512 = (round(multiplier * width) for width in (64, 128, 256, 512))
@@ -59,7 +52,7 @@ class MobileFaceNet(HybridBlock):
         def halving(name: str, channels: int, inner: int) -> HybridBlock:
             return Bottleneck(f"{name}_conv", channels, inner, 2, norm, act)
 
-        self.body = sequence(
+        super().__init__(
             ScalePixels(),
             activated("conv_1", c64, 3, 2, 1, norm, act),
             *(
@@ -75,10 +68,6 @@ class MobileFaceNet(HybridBlock):
             *residuals(5, c128, c256),
             activated("conv_6sep", c512, 1, 1, 1, norm, act),
         )
-
-    def hybrid_forward(self, F, data):
-        """Map pixels, (B, 3, H, W), to features, (B, C, h, w)."""
-        return self.body(data)
 
 
 class Bottleneck(HybridBlock):

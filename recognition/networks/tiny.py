@@ -6,6 +6,7 @@ from typing import Any
 
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.features import Features
 from dsoftmax.recognition.networks.layers import (
     Norm,
     ScalePixels,
@@ -20,7 +21,7 @@ NETWORKS: dict[str, dict[str, Any]] = {
 STAGES = ((16, 0), (32, 0), (64, 1), (128, 1))  # channels and residual units of each
 
 
-class Tiny(HybridBlock):
+class Tiny(Features):
     """Four stages: a 3x3 convolution that halves the image, and residual units of one more.
 
     The feature map is not pooled, because it matters where an eye is. There are no convolutions of
@@ -28,27 +29,20 @@ class Tiny(HybridBlock):
 
     Parameters
     ----------
-    norm : callable
-        Makes a `BatchNorm`, given its name.
-    act : str
-        Kind of activation.
+    norm, act
+        See `Features`.
     multiplier : float
         Factor of all numbers of channels.
     """
 
     def __init__(self, norm: Norm, act: str, multiplier: float):
-        super().__init__(prefix="")
-        self.body = sequence(ScalePixels())
+        super().__init__(ScalePixels())
         for stage, (channels, units) in enumerate(STAGES, 1):
             width = round(multiplier * channels)
             self.body.add(_convolve(f"stage{stage}", width, 2, norm, act))
             for unit in range(1, units + 1):
                 name = f"stage{stage}_unit{unit}"
                 self.body.add(_Residual(name, _convolve(name, width, 1, norm, act)))
-
-    def hybrid_forward(self, F, data):
-        """Map pixels, (B, 3, H, W), to features, (B, C, h, w)."""
-        return self.body(data)
 
 
 class _Residual(HybridBlock):

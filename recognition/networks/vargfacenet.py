@@ -6,6 +6,7 @@ from typing import Any
 
 from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.features import Features
 from dsoftmax.recognition.networks.iresnet import SqueezeExcitation
 from dsoftmax.recognition.networks.layers import (
     Norm,
@@ -26,15 +27,13 @@ LAST_KERNEL = 7  # of the feature map of an image of 112x112
 GROUP = 8  # channels that are convolved together
 
 
-class VarGFaceNet(HybridBlock):
-    """The layers that compute features.
+class VarGFaceNet(Features):
+    """Computes features by convolutions of groups of 8 channels; of 112x112 pixels, in one place.
 
     Parameters
     ----------
-    norm : callable
-        Makes a `BatchNorm`, given its name.
-    act : str
-        Kind of activation.
+    norm, act
+        See `Features`.
     multiplier : float
         Factor of all numbers of channels but the last ones; each product must be a multiple of 8.
     se : {0, 1}
@@ -42,7 +41,6 @@ class VarGFaceNet(HybridBlock):
     """
 
     def __init__(self, norm: Norm, act: str, multiplier: float, se: int):
-        super().__init__(prefix="")
         stem, *widths = (
             multiplied(count, multiplier)
             for count in (STEM_CHANNELS, *(channels for channels, _ in STAGES))
@@ -53,7 +51,7 @@ class VarGFaceNet(HybridBlock):
                 f"multiplier {multiplier} makes stages of {', '.join(map(str, uneven))} channels; "
                 f"they must be multiples of {GROUP}"
             )
-        self.body = sequence(
+        super().__init__(
             ScalePixels(),
             *_layers("vargface_head_conv1", stem, 3, norm, act),
             _Unit("vargface_head_head_pooling", stem, stem, 2, 1, norm, act, se),
@@ -78,10 +76,6 @@ class VarGFaceNet(HybridBlock):
             ),
             *_layers("embed_convx_pointwise", LAST_CHANNELS // 2, 1, norm, act),
         )
-
-    def hybrid_forward(self, F, data):
-        """Map pixels, (B, 3, H, W), to features, (B, C, h, w): one place for 112x112 pixels."""
-        return self.body(data)
 
 
 class _Unit(HybridBlock):

@@ -6,15 +6,15 @@ import difflib
 from typing import Any
 
 import mxnet as mx
-from mxnet.gluon.block import HybridBlock
 
+from dsoftmax.recognition.networks.features import Features
 from dsoftmax.recognition.networks.layers import ScalePixels
 
 PREFIX = "gluoncv:"
 DEFAULTS: dict[str, Any] = {"embedding_size": 512, "output": "E"}
 
 
-class ZooFeatures(HybridBlock):
+class ZooFeatures(Features):
     """All layers of a gluoncv network except its classifier.
 
     Parameters
@@ -24,7 +24,6 @@ class ZooFeatures(HybridBlock):
     """
 
     def __init__(self, model: str):
-        super().__init__(prefix="")
         from gluoncv.model_zoo import get_model, get_model_list  # takes seconds to import
 
         if model.lower() not in get_model_list():
@@ -34,10 +33,5 @@ class ZooFeatures(HybridBlock):
         # A new name manager names the parameters alike for every instance.
         with mx.name.NameManager():
             network = get_model(model, pretrained=False)
-        self.scale = ScalePixels()
         # Some have no part of this name; the scores of their classes are features as well.
-        self.features = getattr(network, "features", network)
-
-    def hybrid_forward(self, F, data):
-        """Map pixels, (B, 3, H, W), to features, (B, C) or (B, C, h, w)."""
-        return self.features(self.scale(data))
+        super().__init__(ScalePixels(), getattr(network, "features", network))

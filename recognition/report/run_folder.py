@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from dsoftmax.losses import triplet
 from dsoftmax.recognition.common.arrays import map_npy
 from dsoftmax.recognition.log import read_table
 from dsoftmax.recognition.models import RESULTS_FILE
@@ -98,6 +99,11 @@ class RunFolder:
     def num_classes(self) -> int:
         """K."""
         return self.config.get("resolved_num_classes") or self.facts.get("num_classes", 0)
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether images are compared with classes; triplets compare them with each other."""
+        return self.settings.loss_options["preset"] not in triplet.TITLES
 
     def column(self, name: str) -> tuple[np.ndarray, np.ndarray]:
         """Return the steps and values of a column of ``metrics.csv`` where it is finite."""

@@ -26,6 +26,8 @@ NAMES = ("network", "loss", "dataset", "data_dir", "models_root", "extra_model_n
 
 def termination_of(run: RunFolder) -> float | None:
     """Return the z_y at which the loss lets go, if all negatives were orthogonal."""
+    if not run.has_classes:
+        return None
     try:
         spec = run.settings.loss_spec()
     except ValueError:  # a loss that the run's own configuration has registered
@@ -56,12 +58,14 @@ def _tiles(run: RunFolder) -> Html:
     if run.metrics:
         last = run.metrics[-1]
         shown["last loss"] = f"{last['loss']:.4g}"
-        shown["last cosine with the own class"] = f"{last['positive_cosine']:.3f}"
+        with_what = "the own class" if run.has_classes else "the positive"
+        shown[f"last cosine with {with_what}"] = f"{last['positive_cosine']:.3f}"
         shown["images per second"] = f"{np.median(run.column('samples_per_second')[1]):,.0f}"
     for target in dict.fromkeys(row["target"] for row in run.scores):
         best = max(row["accuracy"] for row in run.scores if row["target"] == target)
         shown[f"best accuracy on {target}"] = f"{best:.2%}"
-    shown["classes"] = f"{run.num_classes:,}"
+    if run.has_classes:
+        shown["classes"] = f"{run.num_classes:,}"
     return html.tiles(shown)
 
 
@@ -118,6 +122,48 @@ def _plain(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
+_CLASS_FIGURES = (
+    (
+        "Cosines of images with classes",
+        {
+            "positive_cosine": "own class",
+            "negative_cosine": "other classes, mean",
+            "max_negative_cosine": "other classes, highest",
+        },
+        "cosine",
+        "An image should be near its own class and near nobody else's: the first line rises, the "
+        "second stays at 0.",
+    ),
+    (
+        "Training accuracy",
+        {"accuracy": "nearest to the own class"},
+        "share of the training images",
+        "The share of a batch that is nearer to its own class than to any negative it was compared "
+        "with.",
+    ),
+)
+_TRIPLET_FIGURES = (
+    (
+        "Cosines of anchors",
+        {
+            "positive_cosine": "positive",
+            "negative_cosine": "negative, mean",
+            "max_negative_cosine": "negative, highest",
+        },
+        "cosine",
+        "With the other two images of their triplets. Negatives are picked anew in each bag, just "
+        "beyond the positive: what has been learnt shows in the verification, not here.",
+    ),
+    (
+        "Training accuracy",
+        {"accuracy": "positive nearer than negative"},
+        "share of the triplets",
+        "The share of a batch's triplets whose anchor is nearer to its positive than to its "
+        "negative.",
+    ),
+)
+
+
 def training(run: RunFolder, sources: Sources) -> Html:
     """Show loss, cosines and rates over time."""
     is_dissected = len(run.column("intra")[0]) > 0
@@ -126,13 +172,15 @@ def training(run: RunFolder, sources: Sources) -> Html:
         (
             "Loss",
             {"loss": "loss", **(parts if is_dissected else {})},
-            "loss per image (nats)",
+            "loss per image (nats)" if run.has_classes else "loss per triplet",
             "Lower is better. "
             + (
                 "The loss is intra, which pulls an image to its class, plus inter, which pushes it "
                 "from others."
                 if is_dissected
                 else "This loss can't be split into a part for the own class and one for others."
+                if run.has_classes
+                else "0 for a triplet whose negative is further away by the margin."
             ),
         ),
         (
@@ -142,24 +190,7 @@ def training(run: RunFolder, sources: Sources) -> Html:
             "What is left of the inter-class loss beyond the value it has if all other classes are "
             "orthogonal. 0 or less: other classes are as far away as they need to be.",
         ),
-        (
-            "Cosines of images with classes",
-            {
-                "positive_cosine": "own class",
-                "negative_cosine": "other classes, mean",
-                "max_negative_cosine": "other classes, highest",
-            },
-            "cosine",
-            "An image should be near its own class and near nobody else's: the first line rises, "
-            "the second stays at 0.",
-        ),
-        (
-            "Training accuracy",
-            {"accuracy": "nearest to the own class"},
-            "share of the training images",
-            "The share of a batch that is nearer to its own class than to any negative it was "
-            "compared with.",
-        ),
+        *(_CLASS_FIGURES if run.has_classes else _TRIPLET_FIGURES),
         (
             "Learning rate",
             {"lr": "learning rate"},
@@ -183,8 +214,10 @@ def training(run: RunFolder, sources: Sources) -> Html:
     return html.section("Training", html.columns(*drawn))
 
 
-def positives(run: RunFolder, sources: Sources) -> Html:
-    """Show how close training images are to their classes."""
+def positives(run: RunFolder, sources: Sources) -> Html | None:
+    """Show how close training images are to their classes, if the loss has any."""
+    if not run.has_classes:
+        return None
     title = "Images and their classes"
     if sources.embed is None or sources.pipeline is None or run.state is None:
         return html.section(title, html.note(_why_missing(run, sources)))
@@ -244,8 +277,10 @@ def _why_missing(run: RunFolder, sources: Sources) -> str:
     )
 
 
-def classes(run: RunFolder, sources: Sources) -> Html:
-    """Show how far apart class weights are, and the closest pairs."""
+def classes(run: RunFolder, sources: Sources) -> Html | None:
+    """Show how far apart class weights are, and the closest pairs, if the loss has classes."""
+    if not run.has_classes:
+        return None
     title = "Classes"
     if run.state is None:
         return html.section(title, html.note(_why_missing(run, sources)))
@@ -360,7 +395,11 @@ def times(run: RunFolder, sources: Sources) -> Html | None:
             f"Before step {newest['step']:,.0f} a few steps waited after each part, to measure it; "
             "other steps overlap their parts and are faster. Data: waiting for decoded images. "
             "Network: forward and backward. Head: the loss and its gradient to the embeddings. "
-            "Update: the gradient to the class weights, and both updates.",
+            + (
+                "Update: the gradient to the class weights, and both updates."
+                if run.has_classes
+                else "Update: that of the network."
+            ),
             "time of the parts of a step",
         ),
     )

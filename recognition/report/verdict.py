@@ -166,9 +166,13 @@ def _describe_learning(run: RunFolder, termination: float | None) -> list[str]:
     findings = []
     accuracy, cosine = _last(run, "accuracy"), _last(run, "positive_cosine")
     if math.isfinite(accuracy):
+        what = (
+            "training images are nearest to their own class, at a mean cosine of"
+            if run.has_classes
+            else "triplets have the positive nearer than the negative, at a mean cosine of"
+        )
         findings.append(
-            f"{accuracy:.1%} of the training images are nearest to their own class, at a mean "
-            f"cosine of {cosine:.3f}"
+            f"{accuracy:.1%} of the {what} {cosine:.3f}"
             + ("." if termination is None else f"; the loss pulls until {termination:.2f}.")
         )
     above = _last(run, "inter_above_floor")

@@ -65,8 +65,9 @@ def write_report(
 def _subtitle(run: RunFolder) -> str:
     settings = run.settings
     written = time.strftime("%Y-%m-%d %H:%M")
+    classes = f"{run.num_classes:,} classes, " if run.has_classes else ""
     return (
-        f"{settings.network}, {settings.loss}, {settings.dataset}: {run.num_classes:,} classes, "
+        f"{settings.network}, {settings.loss}, {settings.dataset}: {classes}"
         f"embeddings of width {settings.embedding_size}. Written {written}."
     )
 

@@ -11,8 +11,7 @@ from dsoftmax.recognition.data.images import load_rgb
 from dsoftmax.recognition.data.records import Records, RecordWriter
 
 
-def test_the_rows_are_those_of_the_images(dataset, symbol_model, tmp_path, monkeypatch):
-    monkeypatch.setattr(dataset_embeddings, "ROWS_PER_BLOCK", 3)
+def test_the_rows_are_those_of_the_images(dataset, symbol_model, tmp_path):
     folder, images = dataset(counts=(3, 4))
     records, model = Records(folder), f"{symbol_model()},0"
     found = embed_dataset(records, model, str(tmp_path / "cache"), batch_size=2)

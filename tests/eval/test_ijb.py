@@ -5,7 +5,7 @@ import json
 import numpy as np
 import pytest
 
-from dsoftmax.eval import ijb, metrics, templates
+from dsoftmax.eval import ijb, ijb_protocols, metrics, templates
 from dsoftmax.recognition.data.images import ARCFACE_TEMPLATE
 from dsoftmax.recognition.data.synthetic import draw_person
 from tests.pages import texts_of
@@ -82,7 +82,7 @@ def test_the_whole_way(folder, run, face_model, tmp_path):
     assert f"1e-4: {' & '.join(row[::-1][:4])}" in out
     scores = np.load(tmp_path / "IJBC_result" / "mine.npy")
     issame = np.eye(PEOPLE, dtype=bool).ravel()
-    expected = metrics.at_far(scores[issame], scores[~issame], ijb.FARS)
+    expected = metrics.at_far(scores[issame], scores[~issame], ijb_protocols.FARS)
     assert list(result["tar_at_far"].values()) == [point.tar for point in expected]
     for name in ("mine.pdf", "mine.png", "mine-cmc.pdf", "mine-cmc.png"):
         assert (tmp_path / "IJBC_result" / name).exists()
@@ -210,7 +210,7 @@ class TestOpenSet:
     def test_thresholds_are_made_on_strangers(self, pooled):
         gallery = np.array([101, 102]), np.array([1, 2])
         probes = np.array([201, 202, 203, 204]), np.array([1, 2, 3, 4])
-        found = ijb.search(pooled, gallery, probes, "G1")
+        found = ijb_protocols.search(pooled, gallery, probes, "G1")
         assert found.identification.ranks.tolist() == [1, 1]
         strangers = np.cos(np.radians([50, 45]))  # 203 to 102, 204 to either
         np.testing.assert_allclose(np.sort(found.identification.other_scores), strangers, atol=1e-6)
@@ -219,13 +219,13 @@ class TestOpenSet:
 
     def test_galleries_are_averaged_not_joined(self, pooled):
         searches = [
-            ijb.search(pooled, (np.array([template]), np.array([person])), probes, "")
+            ijb_protocols.search(pooled, (np.array([template]), np.array([person])), probes, "")
             for template, person in ((101, 1), (103, 3))
             for probes in [(np.array([201, 202, 205]), np.array([1, 3, 1]))]
         ]
-        means = ijb.mean_of_galleries(searches)
+        means = ijb_protocols.mean_of_galleries(searches)
         assert means["ranks"]["1"] == 1  # each gallery has one person; joined, 205 would be wrong
-        joined = ijb.search(
+        joined = ijb_protocols.search(
             pooled,
             (np.array([101, 103]), np.array([1, 3])),
             (np.array([201, 202, 205]), np.array([1, 3, 1])),
@@ -236,7 +236,7 @@ class TestOpenSet:
     def test_a_gallery_of_strangers(self, pooled):
         gallery, probes = (np.array([101]), np.array([1])), (np.array([203]), np.array([3]))
         with pytest.raises(ValueError, match="gallery G9 holds nobody the probes show"):
-            ijb.search(pooled, gallery, probes, "G9")
+            ijb_protocols.search(pooled, gallery, probes, "G9")
 
 
 @pytest.mark.parametrize(
@@ -247,7 +247,7 @@ class TestOpenSet:
         (["--data-dir", "nowhere"], "is --data-dir nowhere the folder of IJBC?"),
         (["--target", "IJBB"], "the folder of IJBB?"),
         (["--model", "nothing,1"], "nothing-symbol.json"),
-        (["--model", "a,1|2"], "one model at a time"),
+        (["--model", "a,1|2"], "one network at a time"),
         (["--batch-size", "0"], "--batch-size must be 1 or more"),
         (["-d", "data"], "--data-dir and -d: one of them"),
         (["-B", "-N"], "-B compares settings of 1:1"),

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 from scipy.io import savemat
 
-from dsoftmax.eval import gallery, ijb, megaface_features, metrics, templates
+from dsoftmax.eval import gallery, ijb, ijb_protocols, megaface_features, metrics, templates
 from dsoftmax.eval.comparison import compare, read_calibration
 from dsoftmax.eval.growing_array import GrowingArray
 from dsoftmax.eval.megaface import claim_folder
@@ -221,12 +221,12 @@ def read_ijb(folder: str) -> None:
     members = templates.read_members(files.path("face_tid_mid.txt"), faces.names)
     features = ijb.read_features(args.features, len(faces.names))
     pooled = templates.pool(features.views, faces.scores, members)
-    ijb.verify_templates(pooled, templates.read_pairs(files.pairs), 1)
-    probes = ijb.read_known_people(files.probes, pooled)
+    ijb_protocols.verify_templates(pooled, templates.read_pairs(files.pairs), 1)
+    probes = ijb_protocols.read_known_people(files.probes, pooled)
     for name, path in files.galleries.items():
-        people = ijb.read_known_people(path, pooled)
+        people = ijb_protocols.read_known_people(path, pooled)
         if np.isin(probes[1], people[1]).any():
-            ijb.search(pooled, people, probes, name)
+            ijb_protocols.search(pooled, people, probes, name)
 
 
 IJB_FILES = (

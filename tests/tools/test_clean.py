@@ -55,6 +55,11 @@ def test_without_an_output_it_only_looks(run, tmp_path, capsys):
         ("same person", "9", ""),
         ("few images", "10", ""),
     ]
+    near = listed("cleaning/cosines.csv")
+    assert [int(row["image"]) for row in near] == list(range(len(near)))
+    assert [row["label"] for row in near[:5]] == ["0", "0", "0", "0", "1"]
+    assert near[2]["cosine"] == rows[0]["cosine"]
+    assert all(float(row["cosine"]) > 0.7 for row in near if row is not near[2])
     assert (tmp_path / "cleaning" / "report.html").read_text().startswith("<!DOCTYPE html>")
     assert "outlier      1\n" in capsys.readouterr().out
 

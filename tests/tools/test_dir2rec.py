@@ -95,6 +95,20 @@ def test_labels_stay_when_people_come_and_go(tmp_path, picture, capsys):
     assert (tmp_path / "new/train.rec").read_bytes() == (tmp_path / "out/train.rec").read_bytes()
 
 
+def test_folders_with_digits_are_names_in_a_list_of_landmarks(tmp_path, picture):
+    points = " ".join(f"{number}" for number in ARCFACE_TEMPLATE.ravel())
+    lines = []
+    for name in ("0007", "0045"):
+        save(tmp_path / f"in/{name}/1.jpg", picture(112, 112))
+        lines.append(f"{name}/1.jpg 0 0 112 112 {points}\n")
+    (tmp_path / "label.txt").write_text("".join(lines))
+    arguments = ["--input", str(tmp_path / "in"), "--output", str(tmp_path / "out")]
+    assert dir2rec.main([*arguments, "--list", str(tmp_path / "label.txt")]) == 0
+    records = Records(tmp_path / "out")
+    assert records.labels.tolist() == [0, 1]
+    assert records.names == {0: "0007", 1: "0045"}
+
+
 def test_maps_that_do_not_fit(tmp_path, picture, capsys):
     save(tmp_path / "in/ann/1.jpg", picture())
     (tmp_path / "list").write_text("ann/1.jpg 3\n")

@@ -93,6 +93,7 @@ def test_times_are_expected_on_cpus(planned, capsys, monkeypatch):
         ("--hosts 0", "--hosts must be at least 1"),
         ("--loss arcfase", "did you mean arcface"),
         ("--devices tpu", "devices are cpu, gpu"),
+        ("--loss triplet", "--loss triplet has no class weights to plan for"),
     ],
 )
 def test_bad_flags(flags, message, capsys):

@@ -86,6 +86,11 @@ def describe_run(flags: list[str], hosts: int) -> DescribedRun:
     """Describe a run by flags of ``train.py``."""
     flags = [*flags, *(["--kvstore", "dist_sync"] if hosts > 1 else [])]
     settings = parse([*flags, *UNREAD])
+    if not settings.loss_spec().has_classes:
+        raise ValueError(
+            f"--loss {settings.loss} has no class weights to plan for: a run needs the memory of "
+            "its network, whatever the number of identities"
+        )
     devices = contexts(settings.devices)
     on_cpu = devices[0].device_type == "cpu"
     return DescribedRun(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Iterable, NamedTuple, Sequence
 
 import numpy as np
@@ -239,6 +240,14 @@ def write_suggestions(path: str, suggestions: Sequence[Suggestion]) -> None:
             for suggestion in suggestions
         ),
     )
+
+
+def write_cosines(path: str, findings: Findings) -> None:
+    """Write the cosine of every image with its identity's others as csv, in the dataset's order."""
+    members = findings.members
+    labels = members.labels[members.identity_of_image].tolist()
+    cosines = (f"{cosine:.4f}" for cosine in findings.centres.cosines)
+    write_table(path, ("image", "label", "cosine"), zip(itertools.count(), labels, cosines))
 
 
 def read_suggestions(path: str, labels: np.ndarray) -> list[Suggestion]:

@@ -320,7 +320,7 @@ def test_training_lowers_a_loss(name, images):
         loss.backward()
         trainer.step(8)
         losses.append(loss.mean().asscalar())
-    assert losses[-1] < losses[0] / 2
+    assert losses[-1] < 0.65 * losses[0]
 
 
 @pytest.mark.parametrize("shape", [(8, 3, 4, 5), (8, 6)])

@@ -73,6 +73,17 @@ def test_sampled_classes_without_a_pack(flags):
     assert "scores" not in sections_of(page)
 
 
+def test_triplets_have_no_classes(flags, capsys):
+    made = flags(loss="triplet", per_batch_size=6, frequent=1)
+    assert train.main(made) == 0
+    assert "left out" not in capsys.readouterr().out
+    page = folder_of(made) / "report.html"
+    assert sections_of(page)[:3] == ["verdict", "training", "verification"]
+    assert "triplets have the positive nearer" in section(page, "verdict")
+    assert "nearer to its positive" in section(page, "training")
+    assert not any(" class" in section(page, one) for one in ("verdict", "training"))
+
+
 def test_a_run_that_diverges(flags, capsys):
     made = flags(lr=1e30, max_steps=40, verbose=1000, target="none")
     assert train.main(made) == 2
@@ -135,9 +146,10 @@ def test_a_browser_shows_it_without_a_complaint(flags, tmp_path):
     assert train.main(made) == 0
     text = (folder_of(made) / "report.html").read_text(encoding="utf-8")
     check = (
-        "<script>addEventListener('load', () => { const all = [...document.images]; "
+        "<script>addEventListener('load', () => { const all = [...document.images], "
+        "page = document.documentElement; "
         "document.title = all.filter(one => one.naturalWidth).length + ' of ' + all.length + "
-        "' images, ' + (document.documentElement.scrollWidth - innerWidth) + ' too wide' })"
+        "' images, ' + (page.scrollWidth - page.clientWidth) + ' too wide' })"
         "</script></body>"
     )
     (tmp_path / "checked.html").write_text(text.replace("</body>", check), encoding="utf-8")
