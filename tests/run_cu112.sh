@@ -34,5 +34,10 @@ if ! "$(find_python)" -c 'import ctypes; ctypes.CDLL("libcuda.so.1")' 2>/dev/nul
     export LD_LIBRARY_PATH=$FOLDER/driver${LD_LIBRARY_PATH:+:$LD_LIBRARY_PATH}
 fi
 make_environment
+# The tests import MXNet before dsoftmax, which would find CUDA's libraries for it.
+for library in "$DSOFTMAX_VENV"/lib/python3.*/site-packages/nvidia/*/lib; do
+    LD_LIBRARY_PATH=${LD_LIBRARY_PATH:+$LD_LIBRARY_PATH:}$library
+done
+export LD_LIBRARY_PATH
 [ $# -gt 0 ] || set -- tests/losses tests/recognition/common tests/eval
 CUDA_VISIBLE_DEVICES='' exec "$VENV_PYTHON" -m pytest "$@"
