@@ -67,6 +67,7 @@ class Gallery:
             with open(path, encoding="utf-8") as file:
                 self._state = json.load(file)
             self.model, self.dtype = self._state["model"], self._state["dtype"]
+            self._digest = self._state["digest"]
             self.size = tuple(self._state["size"])
             parts = self._state["parts"]
             self._parts = [(str(part["name"]), int(part["images"])) for part in parts]
@@ -98,7 +99,7 @@ class Gallery:
 
     def check(self, model: ModelName) -> None:
         """Refuse a model that has not embedded the gallery: its vectors mean something else."""
-        if model.digest() != self._state["digest"]:
+        if model.digest() != self._digest:
             raise ValueError(
                 f"{self.folder} was built with {self.model}, {model} is another model: their "
                 "vectors can't be compared. Give that model, or build a gallery with this one"

@@ -54,7 +54,7 @@ class _Graph:
         is_variable = [node["op"] == "null" for node in self.nodes]
         self._json["arg_nodes"] = np.flatnonzero(is_variable).tolist()
         self._json.pop("node_row_ptr", None)
-        return mx.sym.load_json(json.dumps(self._json))
+        return mx.sym.load_json(json.dumps(self._json, ensure_ascii=False))  # MXNet knows no \u
 
     def add(self, op: str, name: str, inputs: list[Source], **attributes) -> Source:
         """Add a node; return its output."""

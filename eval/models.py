@@ -24,6 +24,7 @@ import numpy as np
 
 from dsoftmax.recognition.common.arrays import load_arrays
 from dsoftmax.recognition.common.devices import usable_contexts
+from dsoftmax.recognition.common.onnx_files import check_external_data
 from dsoftmax.recognition.common.preflight import mxnet
 from dsoftmax.recognition.common.symbols import load_symbol
 
@@ -369,12 +370,13 @@ class _OnnxModel(Model):
         if context.device_type == "gpu":
             kinds.add("CUDAExecutionProvider")
         try:
+            model = onnx.load(name.prefix, load_external_data=False)
+            check_external_data(model, name.prefix)
             self._session = onnxruntime.InferenceSession(
                 name.prefix,
                 options,
                 providers=[one for one in onnxruntime.get_available_providers() if one in kinds],
             )
-            nodes = onnx.load(name.prefix).graph.node[:8]
         except Exception as error:  # of onnxruntime's own many kinds
             raise ValueError(f"{name}: not an ONNX file that runs here: {error}") from None
         self._input = self._session.get_inputs()[0]
@@ -383,7 +385,7 @@ class _OnnxModel(Model):
         self.image_size = self._fixed_size or self.image_size
         # Without a word on it: exports of MXNet networks take 0 to 255 and begin with a subtraction
         # and a product; those of PyTorch ones want (x - 127.5) / 127.5 done for them.
-        is_scaled_inside = {"Sub", "Mul"} <= {node.op_type for node in nodes}
+        is_scaled_inside = {"Sub", "Mul"} <= {node.op_type for node in model.graph.node[:8]}
         usual = (0.0, 1.0) if is_scaled_inside else (127.5, 127.5)
         metadata = self._session.get_modelmeta().custom_metadata_map
         self._mean = float(metadata.get("input_mean", usual[0]))

@@ -70,6 +70,6 @@ def slim_model(name: ModelName, output: str | None = None) -> Slimmed:
             f"--output {output}: its symbol would replace the one that is made smaller"
         )
     before = os.path.getsize(name.files()[1])
-    path = save_checkpoint(slim.prefix, EPOCH, symbol, kept)
+    path = save_checkpoint(slim.prefix, EPOCH, symbol.tojson(), kept)
     dropped = sorted(set(parameters) - set(needed))
     return Slimmed(str(slim), path, before, os.path.getsize(path), dropped)

@@ -95,7 +95,10 @@ def build() -> Path:
         sources = [SOURCE, mxnet / "src" / "lib_api.cc"]
         _run([compiler, *FLAGS, "-isystem", mxnet / "include", *sources, "-o", made])
         # In a process of its own: this one may have loaded operators of another source.
-        trial = f"import mxnet as mx; mx.library.load({made!r}, verbose=False)"
+        trial = (
+            "from dsoftmax.recognition.common.preflight import mxnet; "
+            f"mxnet().library.load({made!r}, verbose=False)"
+        )
         _run([sys.executable, "-W", "ignore", "-c", trial])
         os.replace(made, target)
     with contextlib.suppress(FileNotFoundError):

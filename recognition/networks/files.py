@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from typing import NamedTuple, Sequence
+from weakref import WeakKeyDictionary
 
 import mxnet as mx
 
@@ -50,6 +51,26 @@ class Classifier(NamedTuple):
             inputs, weight, no_bias=True, num_hidden=self.weights.shape[0], name=CLASSIFIER
         )
         return mx.sym.Group([embedding, logits])
+
+
+class _Graph(NamedTuple):
+    """What is saved of a network's symbol, and what its file needs to know.
+
+    Attributes
+    ----------
+    json : str
+    auxiliary : frozenset of str
+        The names of its moving averages.
+    classifier : tuple or None
+        The shape, the scale and the kind of its classifier.
+    """
+
+    json: str
+    auxiliary: frozenset[str]
+    classifier: tuple | None
+
+
+_GRAPHS: WeakKeyDictionary[Network, _Graph] = WeakKeyDictionary()  # the last ones saved
 
 
 class Loaded(NamedTuple):
@@ -99,35 +120,49 @@ def save_model(
     str
         The path of the parameter file.
     """
-    symbol = to_symbol(network)
-    auxiliary = set(symbol.list_auxiliary_states())
+    graph = _graph_of(network, classifier)
     arrays = {}
     for name, copies in _copies_of(network, parameters).items():
         copies = [copy.as_in_context(mx.cpu()).astype("float32") for copy in copies]
-        if name in auxiliary:
+        if name in graph.auxiliary:
             arrays[f"aux:{name}"] = mx.nd.add_n(*copies) / len(copies)
         else:
             arrays[f"arg:{name}"] = copies[0]
     if classifier:
-        symbol = classifier.apply(symbol)
         arrays[f"arg:{CLASSIFIER}_weight"] = classifier.weights
-    return save_checkpoint(prefix, epoch, symbol, arrays)
+    return save_checkpoint(prefix, epoch, graph.json, arrays)
 
 
-def save_checkpoint(
-    prefix: str, epoch: int, symbol: mx.sym.Symbol, arrays: dict[str, mx.nd.NDArray]
-) -> str:
+def _graph_of(network: Network, classifier: Classifier | None) -> _Graph:
+    """Return the graph to save, made once as long as it is the same.
+
+    MXNet keeps memory of every graph that it reads or writes as JSON, for good: more than the text
+    itself.
+    """
+    described = classifier and (classifier.weights.shape, *classifier[1:])
+    graph = _GRAPHS.get(network)
+    if graph is None or graph.classifier != described:
+        symbol = to_symbol(network)
+        auxiliary = frozenset(symbol.list_auxiliary_states())
+        if classifier:
+            symbol = classifier.apply(symbol)
+        graph = _GRAPHS[network] = _Graph(symbol.tojson(), auxiliary, described)
+    return graph
+
+
+def save_checkpoint(prefix: str, epoch: int, graph: str, arrays: dict[str, mx.nd.NDArray]) -> str:
     """Save a graph and its parameters; return the path of the parameter file.
 
     Parameters
     ----------
     prefix, epoch
         See `save_model`.
-    symbol : mx.sym.Symbol
+    graph : str
+        A symbol as JSON.
     arrays : dict of str to NDArray
         Names begin with ``arg:`` or ``aux:``.
     """
-    path, graph = f"{prefix}-symbol.json", symbol.tojson()
+    path = f"{prefix}-symbol.json"
     with explain_full_disk(path, len(graph)), AtomicFile(path, "w") as file:
         file.write(graph)
     path = f"{prefix}-{epoch:04d}.params"

@@ -196,6 +196,11 @@ def test_damaged_files_are_named(people, embed, tmp_path):
     with pytest.raises(ValueError, match=r"part-0.vectors.npy: int8 \(3, 16\) instead of int8"):
         Gallery(str(folder)).search(np.eye(1, 16), 1)
     state = json.loads((folder / "gallery.json").read_text())
+    for name in state:
+        part = {key: value for key, value in state.items() if key != name}
+        (folder / "gallery.json").write_text(json.dumps(part))
+        with pytest.raises(ValueError, match=r"gallery.json: not the description of a gallery"):
+            Gallery(str(folder))
     (folder / "gallery.json").write_text(json.dumps({**state, "parts": [{"name": "part-0"}]}))
     with pytest.raises(ValueError, match=r"gallery.json: not the description of a gallery"):
         Gallery(str(folder))

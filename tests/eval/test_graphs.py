@@ -97,6 +97,13 @@ def test_same_values_without_prelu(rng, slopes, size):
         np.testing.assert_array_equal(parameters[name].asnumpy(), value)
 
 
+def test_names_in_any_alphabet(rng):
+    symbol = mx.sym.LeakyReLU(mx.sym.var("data"), mx.sym.var("größe"), act_type="prelu", name="層")
+    parameters = parameters_of(symbol, (2, 3, 4, 4), rng, "per channel")
+    images = mx.nd.array(rng.normal(size=(2, 3, 4, 4)))
+    assert_same(run(*graphs.for_cpus(symbol, parameters), images), run(symbol, parameters, images))
+
+
 @pytest.mark.parametrize("shape", [(3, 6), (2, 6, 5), (2, 6, 5, 7), (1, 6, 1, 1), (5, 1, 3, 3)])
 @pytest.mark.parametrize("shared", [False, True])
 def test_prelu_spelt_out(rng, shape, shared):

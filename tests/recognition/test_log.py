@@ -4,11 +4,13 @@ import csv
 import math
 import struct
 import sys
+import weakref
 
 import pytest
 
+from dsoftmax.eval import plots
 from dsoftmax.recognition import train
-from dsoftmax.recognition.log import METRICS, draw_curves
+from dsoftmax.recognition.log import METRICS, RunLog, draw_curves
 from tests.recognition.runs import (
     folder_of,
     read_table,
@@ -114,3 +116,20 @@ def read_events(content):
         for value in event.summary.value:
             yield event.step, value.tag, value.simple_value
         content = content[16 + length :]
+
+
+def test_a_drawn_figure_is_freed(tmp_path, monkeypatch):
+    figures, save = [], plots.save
+
+    def watch(figure, path):
+        figures.append(weakref.ref(figure))
+        save(figure, path)
+
+    monkeypatch.setattr(plots, "save", watch)
+    log = RunLog(str(tmp_path))
+    for step in range(3):
+        log.metrics({**dict.fromkeys(METRICS, 1.0), "step": step})
+    log.draw()
+    log.close()
+    assert (tmp_path / "curves.png").exists()
+    assert [figure() for figure in figures] == [None]

@@ -14,8 +14,8 @@ from dsoftmax.recognition import train
 from dsoftmax.recognition.data.packs import write_pack
 
 STEPS, EVERY = int(os.environ.get("DSOFTMAX_SOAK_STEPS", "3000")), 50
-WARM_UP = 600  # steps, until memory pools and caches are filled
-MEGABYTES = 12  # per 1000 steps; a leak of the batch's embeddings alone would be 16
+WARM_UP = STEPS // 5  # until memory pools and caches are filled
+MEGABYTES = 4  # per 1000 steps; a leak of the batch's embeddings alone would be 16
 
 
 def usage(pid):

@@ -11,6 +11,7 @@ from typing import NamedTuple, Sequence
 
 import numpy as np
 
+from dsoftmax.recognition.common.onnx_files import check_external_data
 from dsoftmax.recognition.common.preflight import opencv
 from dsoftmax.recognition.data.detection.base import Candidates, Detector, DetectorError
 
@@ -41,6 +42,7 @@ class Scrfd(Detector):
     def __init__(self, path: str, min_score: float):
         super().__init__(path, min_score)
         try:
+            import onnx
             import onnxruntime
         except ImportError as error:
             raise ImportError(
@@ -51,6 +53,7 @@ class Scrfd(Detector):
         options.log_severity_level = ONNX_ERRORS
         options.intra_op_num_threads = 1  # several photographs at a time are faster
         try:
+            check_external_data(onnx.load(path, load_external_data=False), path)
             self._session = onnxruntime.InferenceSession(
                 path, options, providers=["CPUExecutionProvider"]
             )

@@ -9,6 +9,8 @@ from mxnet import autograd
 
 from dsoftmax.eval.models import ModelName, load_model
 from dsoftmax.recognition import networks
+from dsoftmax.recognition.common.arrays import Blocks
+from dsoftmax.recognition.networks.files import Classifier
 from tests.recognition.networks.families import SMALL
 
 CASES = {
@@ -100,6 +102,32 @@ def test_moving_averages_of_devices_are_saved_as_their_mean(tmp_path, images):
     np.testing.assert_allclose(saved["aux:stage1_bn_moving_mean"].asnumpy(), np.mean(means, axis=0))
     weight = parameters["stage1_conv_weight"].data(contexts[0]).asnumpy()
     assert (saved["arg:stage1_conv_weight"].asnumpy() == weight).all()
+
+
+def test_the_graph_is_made_once(tmp_path, initialized, monkeypatch):
+    """MXNet keeps memory of every graph that it writes or reads as JSON."""
+    network, prefix = initialized("tiny"), str(tmp_path / "model")
+    networks.save_model(network, prefix, 0)
+    graph = (tmp_path / "model-symbol.json").read_bytes()
+    monkeypatch.setattr(mx.sym.Symbol, "tojson", None)
+    monkeypatch.setattr(mx.sym, "load_json", None)
+    networks.save_model(network, prefix, 1)
+    assert (tmp_path / "model-symbol.json").read_bytes() == graph
+
+
+def test_each_classifier_has_its_graph(tmp_path, initialized):
+    network, prefix = initialized("tiny"), str(tmp_path / "model")
+    for rows, scale in ((3, 16.0), (4, 16.0), (4, 32.0)):
+        weights = np.ones((rows, network.embedding_size), np.float32)
+        weights = Blocks(weights.shape, [weights])
+        networks.save_model(network, prefix, 0, classifier=Classifier(weights, scale, True))
+        nodes = json.loads((tmp_path / "model-symbol.json").read_text())["nodes"]
+        named = {node["name"]: node.get("attrs", {}) for node in nodes}
+        assert named["fc7"]["num_hidden"] == str(rows)
+        scales = [node["attrs"]["scalar"] for node in nodes if node["op"] == "_mul_scalar"]
+        assert float(scales[-1]) == scale
+    networks.save_model(network, prefix, 0)
+    assert b"fc7" not in (tmp_path / "model-symbol.json").read_bytes()
 
 
 def test_a_full_disk_leaves_the_old_files(tmp_path, initialized, largest_file):
