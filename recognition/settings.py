@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 MARGIN_SOFTMAX = "margin_softmax"
 NO_MARGIN = {"m1": 1, "m2": 0, "m3": 0}  # where a margin_softmax of a configuration has no such key
 # What a configuration calls the options of a loss, where it is not loss_<option>.
-LOSS_KEYS = {"loss_s": "scale"}
+LOSS_KEYS = {"loss_s": "scale", "loss_K": "subcentres"}
 SELF_CHECKED = ("d", "sample_rate")  # options of losses that take more than a number
 TRIPLET_KEYS = {
     "triplet_alpha": "alpha",

@@ -317,7 +317,6 @@ class TestInsightfaceConfig:
             ("config.emb_sise = 9", "warning: config.emb_sise = 9 .*, did you mean emb_size"),
             ("default.lr_step = '5'", "warning: default.lr_step = '5' .*, did you mean lr_steps"),
             ("network.r50.net_autput = 'G'", "config.net_autput = 'G' .*, did you mean net_output"),
-            ("config.loss_K = 3", "warning: config.loss_K = 3 does nothing"),
             ("config.xyz = 3", "warning: config.xyz = 3 does nothing$"),
         ],
     )
@@ -332,8 +331,13 @@ class TestInsightfaceConfig:
         found = settle("config.loss_h = 9\nconfig.loss_d = 0.8", "--loss", "dsoftmax")
         assert found.loss_options["d"] == 0.8
         assert [note.split(" = ")[0] for note in found.notes] == ["warning: config.loss_h"]
-        with pytest.raises(ValueError, match="--loss arcface: arcface has no option K"):
-            settle("loss.arcface.loss_K = 3")
+        with pytest.raises(ValueError, match="--loss arcface: arcface has no option h"):
+            settle("loss.arcface.loss_h = 3")
+
+    def test_configuration_of_sub_center_arcface(self, settle):
+        found = settle("config.loss_K = 3", "--loss", "arcface")
+        assert found.loss_options["subcentres"] == 3
+        assert found.notes == ()
 
     @pytest.mark.parametrize(
         ("lines", "network", "architecture"),
