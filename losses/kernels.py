@@ -50,7 +50,7 @@ def from_numpy(array: np.ndarray, context: mx.Context, dtype: str = "int32") -> 
     `nd.array` waits for everything queued on the CPU, and `nd.from_numpy(zero_copy=True)` lets an
     engine thread free the numpy array, which aborts a process while Python shuts down. Nobody else
     uses the memory of a new array yet, so it can be written at once. It is memory of the context
-    itself if that is a CPU: a copy from another one would wait for what is queued there.
+    itself if that is a CPU, so that nothing is copied.
     """
     array = np.ascontiguousarray(array, dtype)
     copied = nd.empty(array.shape, context if context.device_type == "cpu" else mx.cpu(0), dtype)

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 
 import mxnet as mx
 import numpy as np
@@ -11,7 +10,6 @@ import pytest
 from mxnet import autograd, nd
 
 from dsoftmax import losses
-from dsoftmax.losses.kernels import from_numpy
 from dsoftmax.losses.stores import base
 from dsoftmax.losses.stores.local import DeviceStore, LocalStore
 
@@ -259,17 +257,3 @@ def test_contexts_take_turns_where_they_must(with_operators, way, expected, monk
     store = DeviceStore(10, 4, [mx.cpu(0), mx.cpu(1)])
     assert store.one_at_a_time == expected
     assert not DeviceStore(10, 4, [mx.cpu(0)]).one_at_a_time
-
-
-def test_arrays_of_a_cpu_context_wait_for_no_other():
-    """Memory of another context would be copied when everything queued there is done."""
-    matrix = mx.nd.random.normal(shape=(1500, 1500), ctx=mx.cpu(0))
-    mx.nd.waitall()
-    for _ in range(20):
-        product = mx.nd.dot(matrix, matrix)  # keeps cpu(0) busy
-    on_other = from_numpy(np.arange(6), mx.cpu(1))
-    np.testing.assert_array_equal(on_other.asnumpy(), np.arange(6))
-    assert on_other.context == mx.cpu(1)
-    started = time.perf_counter()
-    product.wait_to_read()
-    assert time.perf_counter() - started > 0.001  # cpu(0) was still at work
