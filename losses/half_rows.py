@@ -149,8 +149,11 @@ def take_half_rows(
         Memory to use.
     """
     if operators.serve(matrix.context):
+        if out is None:
+            out = nd.empty((len(rows), matrix.shape[1]), ctx=matrix.context)
         index = from_numpy(rows, matrix.context)
-        return nd._internal._dsoftmax_half_take(index, matrix, format=half.name, out=out)
+        operators.queue(f"{half.name}_take", [out], [index, matrix])
+        return out
     taken = from_numpy(half.decode(memory_of(matrix)[rows]), matrix.context, "float32")
     return taken if out is None else taken.copyto(out)
 
@@ -210,29 +213,22 @@ def update_half_rows(
     gradient : RowGradient
         Of these rows, on the weights' context.
     """
-    # As float32, so that the text an operator is given means the number NumPy computes with.
-    options = {name: float(np.float32(value)) for name, value in _numbers(sgd).items()}
     if not operators.serve(weight.context):
-        _update_by_numpy(options, half, weight, state, rows, keys, gradient)
+        _update_by_numpy(sgd, half, weight, state, rows, keys, gradient)
         return
     context, along = weight.context, gradient.along
-    nd._internal._dsoftmax_half_sgd(
-        gradient.values,
-        nd.zeros((len(rows), 1), ctx=context) if along is None else along,
-        from_numpy(rows, context),
-        from_numpy(keys.view(np.int32), context),
-        *([weight] if state is None else [weight, state]),
-        format=half.name,
-        **options,
+    along = nd.zeros((len(rows), 1), ctx=context) if along is None else along
+    read = [gradient.values, along, from_numpy(rows, context)]
+    operators.queue(
+        f"{half.name}_sgd",
+        [weight] if state is None else [weight, state],
+        [*read, from_numpy(keys.view(np.int32), context)],
+        sgd.numbers(),
     )
 
 
-def _numbers(sgd: Sgd) -> dict[str, float]:
-    return {**sgd._asdict(), "clip_gradient": sgd.clip_gradient or math.inf}
-
-
 def _update_by_numpy(
-    options: dict[str, float],
+    sgd: Sgd,
     half: type[Half],
     weight: nd.NDArray,
     state: nd.NDArray | None,
@@ -240,7 +236,7 @@ def _update_by_numpy(
     keys: np.ndarray,
     gradient: RowGradient,
 ) -> None:
-    lr, momentum, wd, rescale, clip = map(np.float32, options.values())
+    lr, momentum, wd, rescale, clip = map(np.float32, sgd.numbers())
     values, along = gradient.values.asnumpy(), gradient.along
     along = None if along is None else along.asnumpy()
     weights, states = memory_of(weight), None if state is None else memory_of(state)

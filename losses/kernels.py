@@ -132,7 +132,9 @@ def inverse_norm(vectors: nd.NDArray, scratch: nd.NDArray | None = None) -> nd.N
     `scratch` may be memory of the vectors' shape to work in.
     """
     if operators.serve(vectors.context):
-        return nd._internal._dsoftmax_inverse_norm(vectors)
+        inverse = nd.empty((len(vectors), 1), ctx=vectors.context)
+        operators.queue("inverse_norm", [inverse], [vectors])
+        return inverse
     squared = row_sum(nd.square(vectors, out=scratch))
     return (squared > SMALLEST_NORM**2) * nd.rsqrt(nd.maximum(squared, SMALLEST_NORM**2))
 
@@ -140,7 +142,9 @@ def inverse_norm(vectors: nd.NDArray, scratch: nd.NDArray | None = None) -> nd.N
 def scale_rows(matrix: nd.NDArray, factor: nd.NDArray) -> nd.NDArray:
     """Return the rows of a matrix (n, D) times a factor each, (n,) or (n, 1)."""
     if operators.serve(matrix.context):
-        return nd._internal._dsoftmax_scale_rows(matrix, factor)
+        scaled = nd.empty(matrix.shape, ctx=matrix.context)
+        operators.queue("scale_rows", [scaled], [matrix, factor])
+        return scaled
     return nd.broadcast_mul(matrix, factor.reshape((-1, 1)))
 
 
@@ -160,7 +164,9 @@ def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> n
     (n, D)
     """
     if operators.serve(gradient.context):
-        return nd._internal._dsoftmax_project(gradient, vectors, inverse)
+        projected = nd.empty(gradient.shape, ctx=gradient.context)
+        operators.queue("project", [projected], [gradient, vectors, inverse])
+        return projected
     along = row_sum(gradient * vectors) * nd.square(inverse)
     return nd.broadcast_mul(gradient - nd.broadcast_mul(vectors, along), inverse)
 
@@ -211,13 +217,13 @@ def probabilities_of(
     if operators.serve(context):
         inverse = nd.ones((rows, 1), ctx=context) if inverse is None else inverse
         offset = nd.zeros((1, rows // centres), ctx=context) if offset is None else offset
-        inputs = [logits, inverse, from_numpy(target_column, context), offset]
-        outputs = [out, *(nd.empty((batch,), ctx=context) for _ in range(3))]
+        sums = tuple(nd.empty((batch,), ctx=context) for _ in range(3))
+        written, read = [logits, out, *sums], [inverse, from_numpy(target_column, context), offset]
         if pieces:
-            nd._internal._dsoftmax_shaped_probabilities(*inputs, packed, out=outputs)
+            operators.queue("shaped_probabilities", written, [*read, packed])
         else:
-            nd._internal._dsoftmax_probabilities(*inputs, out=outputs)
-        return tuple(outputs[1:])
+            operators.queue("probabilities", written, read)
+        return sums
     total = _scale_columns(logits, inverse, target_column)
     shaped, slope, shift = _shape(logits, pieces, out, workspace)
     _mask(logits, target_column)
@@ -280,9 +286,9 @@ def activations_of(
         weight = nd.ones((1, rows // centres), ctx=context)
         weight = weight if offset is None else nd.exp(offset)
         own = from_numpy(target_column, context)
-        outputs = [out, *(nd.empty((batch,), ctx=context) for _ in range(4))]
-        nd._internal._dsoftmax_activations(logits, inverse, own, weight, bias, packed, out=outputs)
-        return tuple(outputs[1:])
+        sums = tuple(nd.empty((batch,), ctx=context) for _ in range(4))
+        operators.queue("activations", [logits, out, *sums], [inverse, own, weight, bias, packed])
+        return sums
     total = _scale_columns(logits, inverse, target_column)
     shaped, slope, shift = _shape(logits, pieces, out, workspace)
     nd.broadcast_sub(shaped, (bias - shift).reshape((-1, 1)), out=out)
@@ -414,7 +420,7 @@ def product_over_batch(
     if operators.serve(logits.context):
         sums = nd.empty((classes, 1), ctx=logits.context)
         transposed = workspace.get("transposed", classes, batch)
-        nd._internal._dsoftmax_along(share, logits, probabilities, out=[sums, transposed])
+        operators.queue("along", [sums, transposed], [share, logits, probabilities])
         return sums, transposed
     nd.elemwise_mul(logits, probabilities, out=logits)
     return nd.dot(share.expand_dims(0), logits).reshape((-1, 1)), None
@@ -443,6 +449,10 @@ class Sgd(NamedTuple):
     rescale_grad: float
     clip_gradient: float | None
 
+    def numbers(self) -> tuple[float, ...]:
+        """Return the numbers in the order of the operators; without a limit it is infinite."""
+        return (*self[:-1], self.clip_gradient or math.inf)
+
     def update(
         self,
         weight: nd.NDArray,
@@ -466,13 +476,11 @@ class Sgd(NamedTuple):
         context = weight.context
         arrays = [weight] if state is None else [weight, state]
         if operators.serve(context):
-            options = {**self._asdict(), "clip_gradient": self.clip_gradient or math.inf}
             count = len(gradient.values)
             along = gradient.along
             along = nd.zeros((count, 1), ctx=context) if along is None else along
-            rows = np.arange(count) if rows is None else rows
-            rows = from_numpy(rows, context)
-            nd._internal._dsoftmax_sgd(gradient.values, along, rows, *arrays, **options)
+            rows = from_numpy(np.arange(count) if rows is None else rows, context)
+            operators.queue("sgd", arrays, [gradient.values, along, rows], self.numbers())
         elif rows is None:
             self._update_all(gradient.whole(), *arrays)
         else:

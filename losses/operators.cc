@@ -1,25 +1,37 @@
 // The passes of a step over class weights and logits, each in one sweep through memory.
 //
-// Operators for MXNet's engine on the CPU, loaded with mx.library.load. `kernels.py` calls them
-// where they are built (python tools/build_operators.py) and does the same with MXNet's own
-// operators where they are not.
+// `operators.py` queues them on MXNet's engine where they are built (python tools/build_operators.py);
+// `kernels.py` does the same with MXNet's own operators where they are not.
+//
+// They are no operators of MXNet's library API, because its engine runs one of those at a time: each
+// holds the random numbers that all CPU contexts share. These are queued with their arrays alone.
+
+#include <omp.h>
 
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <string>
-#include <unordered_map>
 #include <vector>
 
-#include "mxnet/lib_api.h"
-
-using namespace mxnet::ext;
-using Attributes = std::unordered_map<std::string, std::string>;
-using Shapes = std::vector<std::vector<unsigned int>>;
-using Tensors = std::vector<MXTensor>;
-
 namespace {
+
+struct Array {
+  void* memory;
+  int64_t rows, columns;
+
+  float* floats() const { return static_cast<float*>(memory); }
+  int32_t* integers() const { return static_cast<int32_t*>(memory); }
+  uint16_t* halves() const { return static_cast<uint16_t*>(memory); }
+};
+
+// What an operator is called with.
+struct Arguments {
+  std::vector<Array> written, read;  // the written ones may be read, too
+  std::vector<float> numbers;
+};
+
+using Operator = void (*)(const Arguments&);
 
 // Of kernels.py.
 const float kNothing = -1e30f;
@@ -202,73 +214,41 @@ void plain_sgd_row(float* weight, const float* gradient, float along, const Sgd&
   }
 }
 
-template <int inputs, int outputs>
-MXReturnValue count(const Attributes&, int* num_inputs, int* num_outputs) {
-  *num_inputs = inputs;
-  *num_outputs = outputs;
-  return MX_SUCCESS;
-}
-
-// Every output is float32; so is every input but row numbers, which are int32.
-template <int outputs>
-MXReturnValue all_float(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
-  for (int type : *in) {
-    if (type != kFloat32 && type != kInt32) {
-      MX_ERROR_MSG << "dsoftmax's operators take float32 and int32" << std::endl;
-      return MX_FAIL;
-    }
-  }
-  for (int i = 0; i < outputs; ++i) (*out)[i] = kFloat32;
-  return MX_SUCCESS;
-}
-
 // --- 1 / length of each row: vectors (n, D) -> (n, 1)
 
-MXReturnValue inverse_norm_shape(const Attributes&, Shapes* in, Shapes* out) {
-  (*out)[0] = {(*in)[0][0], 1};
-  return MX_SUCCESS;
-}
-
-MXReturnValue inverse_norm(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  const float* vectors = (*in)[0].data<float>();
-  float* inverse = (*out)[0].data<float>();
-  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+void inverse_norm(const Arguments& given) {
+  const float* vectors = given.read[0].floats();
+  float* inverse = given.written[0].floats();
+  const int64_t count = given.read[0].rows, width = given.read[0].columns;
 #pragma omp parallel for
   for (int64_t i = 0; i < count; ++i) {
     const float squared = squared_length(vectors + i * width, width);
     inverse[i] = squared > kSmallestNorm * kSmallestNorm ? 1 / std::sqrt(squared) : 0.0f;
   }
-  return MX_SUCCESS;
 }
 
 // --- rows times factors: matrix (n, D), factor (n,) or (n, 1) -> (n, D)
 
-MXReturnValue same_shape(const Attributes&, Shapes* in, Shapes* out) {
-  (*out)[0] = (*in)[0];
-  return MX_SUCCESS;
-}
-
-MXReturnValue scale_rows(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  const float *matrix = (*in)[0].data<float>(), *factor = (*in)[1].data<float>();
-  float* scaled = (*out)[0].data<float>();
-  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+void scale_rows(const Arguments& given) {
+  const float *matrix = given.read[0].floats(), *factor = given.read[1].floats();
+  float* scaled = given.written[0].floats();
+  const int64_t count = given.read[0].rows, width = given.read[0].columns;
 #pragma omp parallel for
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = i * width;
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) scaled[at + j] = factor[i] * matrix[at + j];
   }
-  return MX_SUCCESS;
 }
 
 // --- gradient to normalised rows (n, D), these rows (n, D), their inverse norms (n, 1)
 //     -> gradient to the rows (n, D)
 
-MXReturnValue project(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  const float *gradient = (*in)[0].data<float>(), *vectors = (*in)[1].data<float>();
-  const float* inverse = (*in)[2].data<float>();
-  float* projected = (*out)[0].data<float>();
-  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+void project(const Arguments& given) {
+  const float *gradient = given.read[0].floats(), *vectors = given.read[1].floats();
+  const float* inverse = given.read[2].floats();
+  float* projected = given.written[0].floats();
+  const int64_t count = given.read[0].rows, width = given.read[0].columns;
 #pragma omp parallel for
   for (int64_t i = 0; i < count; ++i) {
     const float *g = gradient + i * width, *v = vectors + i * width;
@@ -280,7 +260,6 @@ MXReturnValue project(const Attributes&, Tensors* in, Tensors* out, const OpReso
 #pragma omp simd
     for (int64_t j = 0; j < width; ++j) result[j] = inverse[i] * (g[j] - along * v[j]);
   }
-  return MX_SUCCESS;
 }
 
 // Finds the largest logit of each class of a row, which is divided by the norms in place, and which
@@ -338,12 +317,13 @@ void over_nearest(int64_t rows, float* logits, const float* inverse, int64_t cla
 }
 
 // Calls of_row(i, logits, inverse, classes, out) for each row of logits (B, C x centres), with one
-// logit per class: that of the nearest centre.
+// logit per class: that of the nearest centre. The arrays are those of the next two operators.
 template <class OfRow>
-void over_rows(Tensors* in, Tensors* out, int64_t classes, const OfRow of_row) {
-  float *logits = (*in)[0].data<float>(), *found = (*out)[0].data<float>();
-  const float* inverse = (*in)[1].data<float>();
-  const int64_t rows = (*in)[0].shape[0], centres = (*in)[0].shape[1] / classes;
+void over_rows(const Arguments& given, const OfRow of_row) {
+  float *logits = given.written[0].floats(), *found = given.written[1].floats();
+  const float* inverse = given.read[0].floats();
+  const int64_t rows = given.written[0].rows, classes = given.read[2].columns;
+  const int64_t centres = given.written[0].columns / classes;
   if (centres == 1) {
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; ++i) {
@@ -358,31 +338,20 @@ void over_rows(Tensors* in, Tensors* out, int64_t classes, const OfRow of_row) {
   }
 }
 
-// --- logits (B, C x centres), inverse (C x centres, 1), own (B,), offset (1, C)
-//     -> probabilities x slope / norm (B, C x centres), n (B,), total (B,), largest (B,)
+// --- inverse (C x centres, 1), own (B,), offset (1, C)
+//     -> logits (B, C x centres), probabilities x slope / norm (B, C x centres), n (B,), total (B,),
+//        largest (B,)
 // The nearest centre of a class counts, and has its probability. The logits are divided by the norms
 // and, if each class has one centre, masked in place; the offset is added on the way only.
 
-MXReturnValue probabilities_shape(const Attributes&, Shapes* in, Shapes* out) {
-  (*out)[0] = (*in)[0];
-  for (int i = 1; i < 4; ++i) (*out)[i] = {(*in)[0][0]};
-  return MX_SUCCESS;
-}
-
-MXReturnValue probabilities_mutate(const Attributes&, std::vector<int>* mutated) {
-  *mutated = {0};
-  return MX_SUCCESS;
-}
-
 // `shape_of` makes the shape of a row's logits.
 template <class ShapeOf>
-void probabilities_of(Tensors* in, Tensors* out, const ShapeOf shape_of) {
-  const int32_t* own = (*in)[2].data<int32_t>();
-  const float* offset = (*in)[3].data<float>();
-  float *n = (*out)[1].data<float>(), *total = (*out)[2].data<float>();
-  float* largest = (*out)[3].data<float>();
-  over_rows(in, out, (*in)[3].shape[1], [=](int64_t i, float* z, const float* inverse,
-                                            int64_t classes, float* p) {
+void probabilities_of(const Arguments& given, const ShapeOf shape_of) {
+  const int32_t* own = given.read[1].integers();
+  const float* offset = given.read[2].floats();
+  float *n = given.written[2].floats(), *total = given.written[3].floats();
+  float* largest = given.written[4].floats();
+  over_rows(given, [=](int64_t i, float* z, const float* inverse, int64_t classes, float* p) {
     const auto shape = shape_of(i);
     // The own class is no negative: look at those before it and at those after it.
     const int64_t before = own[i] < 0 ? classes : own[i], after = std::min(before + 1, classes);
@@ -403,12 +372,11 @@ void probabilities_of(Tensors* in, Tensors* out, const ShapeOf shape_of) {
   });
 }
 
-MXReturnValue probabilities(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  probabilities_of(in, out, [](int64_t) { return Identity(); });
-  return MX_SUCCESS;
+void probabilities(const Arguments& given) {
+  probabilities_of(given, [](int64_t) { return Identity(); });
 }
 
-// --- the same with a fifth input, pieces (B, 9 x pieces)
+// --- the same, which also reads pieces (B, 9 x pieces)
 
 template <int count>
 struct PiecesOf {
@@ -421,40 +389,30 @@ struct PiecesOf {
 const int kMostPieces = 3;  // of pieces.py
 
 template <int count>
-void shaped_probabilities_by(Tensors* in, Tensors* out) {
-  probabilities_of(in, out, PiecesOf<count>{(*in)[4].data<float>()});
+void shaped_probabilities_by(const Arguments& given) {
+  probabilities_of(given, PiecesOf<count>{given.read[3].floats()});
 }
 
-MXReturnValue shaped_probabilities(const Attributes&, Tensors* in, Tensors* out,
-                                   const OpResource&) {
-  using By = void (*)(Tensors*, Tensors*);
-  const By by[kMostPieces] = {shaped_probabilities_by<1>, shaped_probabilities_by<2>,
-                              shaped_probabilities_by<3>};
-  by[(*in)[4].shape[1] / kNumbers - 1](in, out);
-  return MX_SUCCESS;
+void shaped_probabilities(const Arguments& given) {
+  const Operator by[kMostPieces] = {shaped_probabilities_by<1>, shaped_probabilities_by<2>,
+                                    shaped_probabilities_by<3>};
+  by[given.read[3].columns / kNumbers - 1](given);
 }
 
-// --- logits (B, C x centres), inverse (C x centres, 1), own (B,), weight (1, C), bias (B,),
-//     pieces (B, 9 x pieces)
-//     -> slopes / norm (B, C x centres), sum (B,), total (B,), largest (B,), mass (B,)
+// --- inverse (C x centres, 1), own (B,), weight (1, C), bias (B,), pieces (B, 9 x pieces)
+//     -> logits (B, C x centres), slopes / norm (B, C x centres), sum (B,), total (B,),
+//        largest (B,), mass (B,)
 // The sum is that of weight x softplus(shaped logit - bias), the mass that of its slopes to the bias.
 // Centres and logits are as above.
 
-MXReturnValue activations_shape(const Attributes&, Shapes* in, Shapes* out) {
-  (*out)[0] = (*in)[0];
-  for (int i = 1; i < 5; ++i) (*out)[i] = {(*in)[0][0]};
-  return MX_SUCCESS;
-}
-
 template <int count>
-void activations_by(Tensors* in, Tensors* out) {
-  const int32_t* own = (*in)[2].data<int32_t>();
-  const float *weight = (*in)[3].data<float>(), *bias = (*in)[4].data<float>();
-  const PiecesOf<count> shape_of = {(*in)[5].data<float>()};
-  float *sum = (*out)[1].data<float>(), *total = (*out)[2].data<float>();
-  float *largest = (*out)[3].data<float>(), *mass = (*out)[4].data<float>();
-  over_rows(in, out, (*in)[3].shape[1], [=](int64_t i, float* z, const float* inverse,
-                                            int64_t classes, float* p) {
+void activations_by(const Arguments& given) {
+  const int32_t* own = given.read[1].integers();
+  const float *weight = given.read[2].floats(), *bias = given.read[3].floats();
+  const PiecesOf<count> shape_of = {given.read[4].floats()};
+  float *sum = given.written[2].floats(), *total = given.written[3].floats();
+  float *largest = given.written[4].floats(), *mass = given.written[5].floats();
+  over_rows(given, [=](int64_t i, float* z, const float* inverse, int64_t classes, float* p) {
     const auto shape = shape_of(i);
     const int64_t before = own[i] < 0 ? classes : own[i], after = std::min(before + 1, classes);
     Activity activity = {0, kNothing, 0, 0};
@@ -472,30 +430,21 @@ void activations_by(Tensors* in, Tensors* out) {
   });
 }
 
-MXReturnValue activations(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  using By = void (*)(Tensors*, Tensors*);
-  const By by[kMostPieces] = {activations_by<1>, activations_by<2>, activations_by<3>};
-  by[(*in)[5].shape[1] / kNumbers - 1](in, out);
-  return MX_SUCCESS;
+void activations(const Arguments& given) {
+  const Operator by[kMostPieces] = {activations_by<1>, activations_by<2>, activations_by<3>};
+  by[given.read[4].columns / kNumbers - 1](given);
 }
 
 // --- share (B,), logits (B, C), probabilities (B, C)
 //     -> sum over the batch of their product (C, 1), transposed probabilities (C, B)
 
-MXReturnValue along_shape(const Attributes&, Shapes* in, Shapes* out) {
-  const unsigned int rows = (*in)[1][0], classes = (*in)[1][1];
-  (*out)[0] = {classes, 1};
-  (*out)[1] = {classes, rows};
-  return MX_SUCCESS;
-}
-
 const int64_t kTile = 16;  // floats in a line of the cache
 
-MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResource&) {
-  const float *share = (*in)[0].data<float>(), *logits = (*in)[1].data<float>();
-  const float* probabilities = (*in)[2].data<float>();
-  float *sums = (*out)[0].data<float>(), *transposed = (*out)[1].data<float>();
-  const int64_t rows = (*in)[1].shape[0], classes = (*in)[1].shape[1];
+void along(const Arguments& given) {
+  const float *share = given.read[0].floats(), *logits = given.read[1].floats();
+  const float* probabilities = given.read[2].floats();
+  float *sums = given.written[0].floats(), *transposed = given.written[1].floats();
+  const int64_t rows = given.read[1].rows, classes = given.read[1].columns;
 #pragma omp parallel for schedule(static)
   for (int64_t start = 0; start < classes; start += kTile) {
     const int64_t count = std::min(kTile, classes - start);
@@ -526,45 +475,23 @@ MXReturnValue along(const Attributes&, Tensors* in, Tensors* out, const OpResour
     }
     std::copy_n(sum, count, sums + start);
   }
-  return MX_SUCCESS;
 }
 
-// --- SGD on rows of weight (K, D), and momentum (K, D) if there is any, in place:
-//     gradient (n, D) - along (n, 1) * weight, rows (n,)  -> (1,), which says nothing
+// --- gradient (n, D), of which along (n, 1) * weight is still to be taken; along; rows (n,)
+//     -> rows of weight (K, D), and of momentum (K, D) if there is any, after a step of SGD
 
-float number(const Attributes& attributes, const char* name) {
-  return std::stof(attributes.at(name));
+Sgd sgd_of(const Arguments& given) {
+  const std::vector<float>& numbers = given.numbers;
+  return {numbers[0], numbers[1], numbers[2], numbers[3], numbers[4]};
 }
 
-Sgd sgd_of(const Attributes& attributes) {
-  return {number(attributes, "lr"), number(attributes, "momentum"), number(attributes, "wd"),
-          number(attributes, "rescale_grad"), number(attributes, "clip_gradient")};
-}
-
-MXReturnValue sgd_count(const Attributes& attributes, int* num_inputs, int* num_outputs) {
-  *num_inputs = number(attributes, "momentum") == 0 ? 4 : 5;
-  *num_outputs = 1;
-  return MX_SUCCESS;
-}
-
-MXReturnValue sgd_shape(const Attributes&, Shapes*, Shapes* out) {
-  (*out)[0] = {1};
-  return MX_SUCCESS;
-}
-
-MXReturnValue sgd_mutate(const Attributes& attributes, std::vector<int>* mutated) {
-  *mutated = {3};
-  if (number(attributes, "momentum") != 0) mutated->push_back(4);
-  return MX_SUCCESS;
-}
-
-MXReturnValue sgd(const Attributes& attributes, Tensors* in, Tensors* out, const OpResource&) {
-  const Sgd sgd = sgd_of(attributes);
-  const float *gradient = (*in)[0].data<float>(), *along = (*in)[1].data<float>();
-  const int32_t* rows = (*in)[2].data<int32_t>();
-  float* weight = (*in)[3].data<float>();
-  float* state = in->size() > 4 ? (*in)[4].data<float>() : nullptr;
-  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+void sgd(const Arguments& given) {
+  const Sgd sgd = sgd_of(given);
+  const float *gradient = given.read[0].floats(), *along = given.read[1].floats();
+  const int32_t* rows = given.read[2].integers();
+  float* weight = given.written[0].floats();
+  float* state = given.written.size() > 1 ? given.written[1].floats() : nullptr;
+  const int64_t count = given.read[0].rows, width = given.read[0].columns;
 #pragma omp parallel for
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = rows[i] * width;
@@ -574,8 +501,6 @@ MXReturnValue sgd(const Attributes& attributes, Tensors* in, Tensors* out, const
       plain_sgd_row(weight + at, gradient + i * width, along[i], sgd, width);
     }
   }
-  (*out)[0].data<float>()[0] = 0;
-  return MX_SUCCESS;
 }
 
 // --- 2-byte numbers, as half_rows.py does it with NumPy, to the bit
@@ -694,68 +619,30 @@ void plain_half_sgd_row(uint16_t* weight, const float* gradient, float along, co
 #pragma GCC pop_options
 #endif
 
-// Arrays of 2-byte numbers are float16 to MXNet, whatever their bits mean.
-template <int first>
-MXReturnValue half_types(const Attributes&, std::vector<int>* in, std::vector<int>* out) {
-  for (size_t i = 0; i < in->size(); ++i) {
-    const bool is_half = static_cast<int>(i) >= first;
-    if (is_half ? (*in)[i] != kFloat16 : (*in)[i] != kFloat32 && (*in)[i] != kInt32) {
-      MX_ERROR_MSG << "dsoftmax's operator of 2-byte rows got another type" << std::endl;
-      return MX_FAIL;
-    }
-  }
-  (*out)[0] = kFloat32;
-  return MX_SUCCESS;
-}
-
-bool is_bfloat16(const Attributes& attributes) { return attributes.at("format") == "bfloat16"; }
-
-// rows (n,), 2-byte numbers (K, D) -> their rows as float32 (n, D)
-
-MXReturnValue half_take_shape(const Attributes&, Shapes* in, Shapes* out) {
-  (*out)[0] = {(*in)[0][0], (*in)[1][1]};
-  return MX_SUCCESS;
-}
+// --- rows (n,), 2-byte numbers (K, D) -> their rows as float32 (n, D)
 
 template <class Half>
-void half_take_rows(const int32_t* rows, const uint16_t* halves, int64_t count, int64_t width,
-                    float* out) {
+void half_take(const Arguments& given) {
+  const int32_t* rows = given.read[0].integers();
+  const uint16_t* halves = given.read[1].halves();
+  float* out = given.written[0].floats();
+  const int64_t count = given.written[0].rows, width = given.written[0].columns;
 #pragma omp parallel for
   for (int64_t i = 0; i < count; ++i) {
     decode_row<Half>(halves + rows[i] * width, width, out + i * width);
   }
 }
 
-MXReturnValue half_take(const Attributes& attributes, Tensors* in, Tensors* out,
-                        const OpResource&) {
-  const auto take = is_bfloat16(attributes) ? half_take_rows<BFloat16> : half_take_rows<Float16>;
-  take((*in)[0].data<int32_t>(), (*in)[1].data<uint16_t>(), (*in)[0].shape[0],
-       (*in)[1].shape[1], (*out)[0].data<float>());
-  return MX_SUCCESS;
-}
-
-// SGD as above, on 2-byte numbers: gradient (n, D), along (n, 1), rows (n,), keys (2, n) for
-// weights and momenta, weight (K, D), and momentum (K, D) if there is any
-
-MXReturnValue half_sgd_count(const Attributes& attributes, int* num_inputs, int* num_outputs) {
-  *num_inputs = number(attributes, "momentum") == 0 ? 5 : 6;
-  *num_outputs = 1;
-  return MX_SUCCESS;
-}
-
-MXReturnValue half_sgd_mutate(const Attributes& attributes, std::vector<int>* mutated) {
-  *mutated = {4};
-  if (number(attributes, "momentum") != 0) mutated->push_back(5);
-  return MX_SUCCESS;
-}
+// --- SGD as above, on 2-byte numbers, which also reads keys (2, n) for weights and momenta
 
 template <class Half>
-void half_sgd_rows(Tensors* in, const Sgd& sgd) {
-  const float *gradient = (*in)[0].data<float>(), *along = (*in)[1].data<float>();
-  const int32_t *rows = (*in)[2].data<int32_t>(), *keys = (*in)[3].data<int32_t>();
-  uint16_t* weight = (*in)[4].data<uint16_t>();
-  uint16_t* state = in->size() > 5 ? (*in)[5].data<uint16_t>() : nullptr;
-  const int64_t count = (*in)[0].shape[0], width = (*in)[0].shape[1];
+void half_sgd(const Arguments& given) {
+  const Sgd sgd = sgd_of(given);
+  const float *gradient = given.read[0].floats(), *along = given.read[1].floats();
+  const int32_t *rows = given.read[2].integers(), *keys = given.read[3].integers();
+  uint16_t* weight = given.written[0].halves();
+  uint16_t* state = given.written.size() > 1 ? given.written[1].halves() : nullptr;
+  const int64_t count = given.read[0].rows, width = given.read[0].columns;
 #pragma omp parallel for
   for (int64_t i = 0; i < count; ++i) {
     const int64_t at = rows[i] * width;
@@ -769,87 +656,127 @@ void half_sgd_rows(Tensors* in, const Sgd& sgd) {
   }
 }
 
-MXReturnValue half_sgd(const Attributes& attributes, Tensors* in, Tensors* out,
-                       const OpResource&) {
-  const Sgd sgd = sgd_of(attributes);
-  if (is_bfloat16(attributes)) {
-    half_sgd_rows<BFloat16>(in, sgd);
-  } else {
-    half_sgd_rows<Float16>(in, sgd);
-  }
-  (*out)[0].data<float>()[0] = 0;
-  return MX_SUCCESS;
+// --- () -> the number of threads (1,) that whatever runs later on this context may use: as many as
+//     before, or the number given if that is less
+
+void limit_threads(const Arguments& given) {
+  omp_set_num_threads(std::min(omp_get_max_threads(), static_cast<int>(given.numbers[0])));
+  given.written[0].floats()[0] = static_cast<float>(omp_get_max_threads());
 }
+
+// --- how MXNet's engine runs them
+
+// With the types of the arrays: float32, int32 or 2-byte numbers, which are float16 to MXNet.
+const struct Known {
+  const char* name;
+  Operator run;
+  const char *written, *read;
+} kOperators[] = {
+    {"inverse_norm", inverse_norm, "f", "f"},
+    {"scale_rows", scale_rows, "f", "ff"},
+    {"project", project, "f", "fff"},
+    {"probabilities", probabilities, "fffff", "fif"},
+    {"shaped_probabilities", shaped_probabilities, "fffff", "fiff"},
+    {"activations", activations, "ffffff", "fifff"},
+    {"along", along, "ff", "fff"},
+    {"sgd", sgd, "ff", "ffi"},
+    {"float16_take", half_take<Float16>, "f", "ih"},
+    {"bfloat16_take", half_take<BFloat16>, "f", "ih"},
+    {"float16_sgd", half_sgd<Float16>, "hh", "ffii"},
+    {"bfloat16_sgd", half_sgd<BFloat16>, "hh", "ffii"},
+    {"limit_threads", limit_threads, "f", ""},
+};
+
+// Functions of MXNet's C API, in the order of operators.py; all return 0 if all is well.
+struct MXNet {
+  int (*type_of)(void* array, int* type);
+  int (*detach)(void* array, void** copied);  // makes another handle of the same memory
+  int (*free)(void* array);
+  int (*memory_of)(void* array, void** memory);
+  int (*push)(void (*run)(void*, void*), void* param, void (*release)(void*), const void* context,
+              void** read, int read_count, void** written, int written_count, const void* property,
+              int priority, const char* name);
+} mxnet;
+
+// An operator that waits in the engine, with its arrays.
+struct Call {
+  Operator run;
+  Arguments given;
+  std::vector<void*> written, read;  // handles of its own
+
+  ~Call() {
+    for (void* array : written) mxnet.free(array);
+    for (void* array : read) mxnet.free(array);
+  }
+};
+
+// An array that another operator is to make has no memory before that has run.
+void find_memory(const std::vector<void*>& handles, std::vector<Array>* arrays) {
+  for (size_t i = 0; i < handles.size(); ++i) mxnet.memory_of(handles[i], &(*arrays)[i].memory);
+}
+
+void run_call(void*, void* param) {
+  Call* call = static_cast<Call*>(param);
+  find_memory(call->written, &call->given.written);
+  find_memory(call->read, &call->given.read);
+  call->run(call->given);
+}
+
+void release_call(void* param) { delete static_cast<Call*>(param); }
+
+char letter_of(int type) { return type == 0 ? 'f' : type == 4 ? 'i' : type == 2 ? 'h' : '?'; }
+
+const int kUnknown = -2, kOtherType = -3;  // beside MXNet's errors
+
+// Keeps arrays of the types that an operator knows; fewer than those if it allows for that.
+int hold(const char* types, void* const* handles, const int64_t* shapes, int count,
+         std::vector<void*>* held, std::vector<Array>* arrays) {
+  for (int i = 0; i < count; ++i) {
+    int type = -1;
+    if (const int error = mxnet.type_of(handles[i], &type)) return error;
+    if (types[i] != letter_of(type)) return kOtherType;
+    void* copied = nullptr;
+    if (const int error = mxnet.detach(handles[i], &copied)) return error;
+    held->push_back(copied);
+    arrays->push_back({nullptr, shapes[2 * i], shapes[2 * i + 1]});
+  }
+  return 0;
+}
+
+struct Context {
+  int32_t type, number;  // as MXNet has it
+};
+
+const int32_t kCPU = 1;
 
 }  // namespace
 
-REGISTER_OP(_dsoftmax_inverse_norm)
-    .setForward(inverse_norm, "cpu")
-    .setParseAttrs(count<1, 1>)
-    .setInferType(all_float<1>)
-    .setInferShape(inverse_norm_shape);
+extern "C" {
 
-REGISTER_OP(_dsoftmax_scale_rows)
-    .setForward(scale_rows, "cpu")
-    .setParseAttrs(count<2, 1>)
-    .setInferType(all_float<1>)
-    .setInferShape(same_shape);
+void dsoftmax_connect(const MXNet* functions) { mxnet = *functions; }
 
-REGISTER_OP(_dsoftmax_project)
-    .setForward(project, "cpu")
-    .setParseAttrs(count<3, 1>)
-    .setInferType(all_float<1>)
-    .setInferShape(same_shape);
-
-REGISTER_OP(_dsoftmax_probabilities)
-    .setForward(probabilities, "cpu")
-    .setParseAttrs(count<4, 4>)
-    .setInferType(all_float<4>)
-    .setInferShape(probabilities_shape)
-    .setMutateInputs(probabilities_mutate);
-
-REGISTER_OP(_dsoftmax_shaped_probabilities)
-    .setForward(shaped_probabilities, "cpu")
-    .setParseAttrs(count<5, 4>)
-    .setInferType(all_float<4>)
-    .setInferShape(probabilities_shape)
-    .setMutateInputs(probabilities_mutate);
-
-REGISTER_OP(_dsoftmax_activations)
-    .setForward(activations, "cpu")
-    .setParseAttrs(count<6, 5>)
-    .setInferType(all_float<5>)
-    .setInferShape(activations_shape)
-    .setMutateInputs(probabilities_mutate);
-
-REGISTER_OP(_dsoftmax_along)
-    .setForward(along, "cpu")
-    .setParseAttrs(count<3, 2>)
-    .setInferType(all_float<2>)
-    .setInferShape(along_shape);
-
-REGISTER_OP(_dsoftmax_sgd)
-    .setForward(sgd, "cpu")
-    .setParseAttrs(sgd_count)
-    .setInferType(all_float<1>)
-    .setInferShape(sgd_shape)
-    .setMutateInputs(sgd_mutate);
-
-REGISTER_OP(_dsoftmax_half_take)
-    .setForward(half_take, "cpu")
-    .setParseAttrs(count<2, 1>)
-    .setInferType(half_types<1>)
-    .setInferShape(half_take_shape);
-
-REGISTER_OP(_dsoftmax_half_sgd)
-    .setForward(half_sgd, "cpu")
-    .setParseAttrs(half_sgd_count)
-    .setInferType(half_types<4>)
-    .setInferShape(sgd_shape)
-    .setMutateInputs(half_sgd_mutate);
-
-MXReturnValue initialize(int version) {
-  if (version >= 10700) return MX_SUCCESS;
-  MX_ERROR_MSG << "dsoftmax's operators need MXNet 1.7 or newer" << std::endl;
-  return MX_FAIL;
+// Queues an operator. Shapes are pairs of rows and columns. Returns an error of MXNet or of the above.
+int dsoftmax_push(const char* name, int device, void* const* written, const int64_t* written_shapes,
+                  int written_count, void* const* read, const int64_t* read_shapes, int read_count,
+                  const float* numbers, int number_count) {
+  for (const Known& known : kOperators) {
+    if (std::strcmp(known.name, name)) continue;
+    Call* call = new Call;
+    call->run = known.run;
+    Arguments& given = call->given;
+    given.numbers.assign(numbers, numbers + number_count);
+    int error = hold(known.written, written, written_shapes, written_count, &call->written,
+                     &given.written);
+    if (!error) error = hold(known.read, read, read_shapes, read_count, &call->read, &given.read);
+    if (error) {
+      release_call(call);
+      return error;
+    }
+    const Context context = {kCPU, device};
+    return mxnet.push(run_call, call, release_call, &context, call->read.data(), read_count,
+                      call->written.data(), written_count, nullptr, 0, known.name);
+  }
+  return kUnknown;
 }
+
+}  // extern "C"

@@ -7,6 +7,7 @@ is a C++ compiler. `kernels` asks `serve` and uses MXNet's operators if they are
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import hashlib
 import logging
@@ -18,9 +19,11 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import Iterator
+from typing import Collection, Iterator, Sequence
 
 import mxnet as mx
+from mxnet import nd
+from mxnet.base import _LIB, MXNetError, py_str
 
 from dsoftmax.recognition.common.files import AtomicFile
 
@@ -39,7 +42,19 @@ FLAGS = [
 SWITCH = "DSOFTMAX_OPERATORS"  # environment: 0 for none
 CACHE = "DSOFTMAX_CACHE"  # environment: the folder to build them in
 
+# Of MXNet's C API, in the order of operators.cc.
+MXNET_FUNCTIONS = (
+    "MXNDArrayGetDType",
+    "MXNDArrayDetach",
+    "MXNDArrayFree",
+    "MXNDArrayGetData",
+    "MXEnginePushSyncND",
+)
+
+OWN_ERRORS = {-2: "there is no operator", -3: "an array has a type unknown to the operator"}
+
 logger = logging.getLogger(__name__)
+_library: ctypes.CDLL | None = None
 _is_loaded = False
 
 
@@ -88,18 +103,13 @@ def build() -> Path:
             "there is no C++ compiler (g++ or c++, or what CXX names); on Debian and Ubuntu: "
             "apt-get install g++. Everything works without these operators, more slowly on CPUs"
         )
-    mxnet, target = Path(mx.__file__).parent, library()
+    target = library()
     target.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=target.parent) as folder:
         made = os.path.join(folder, "operators.so")
-        sources = [SOURCE, mxnet / "src" / "lib_api.cc"]
-        _run([compiler, *FLAGS, "-isystem", mxnet / "include", *sources, "-o", made])
-        # In a process of its own: this one may have loaded operators of another source.
-        trial = (
-            "from dsoftmax.recognition.common.preflight import mxnet; "
-            f"mxnet().library.load({made!r}, verbose=False)"
-        )
-        _run([sys.executable, "-W", "ignore", "-c", trial])
+        _run([compiler, *FLAGS, SOURCE, "-o", made])
+        # In a process of its own, which a library that is none may end.
+        _run([sys.executable, "-c", f"import ctypes; ctypes.CDLL({made!r}).dsoftmax_push"])
         os.replace(made, target)
     with contextlib.suppress(FileNotFoundError):
         _failure().unlink()
@@ -114,10 +124,12 @@ def _run(command: list) -> None:
 
 def load() -> bool:
     """Load the operators if they are built and not switched off; return whether they are loaded."""
-    global _is_loaded
+    global _library, _is_loaded
     if not _is_loaded and os.environ.get(SWITCH) != "0" and library().exists():
-        mx.library.load(str(library()), verbose=False)
-        _is_loaded = True
+        loaded = ctypes.CDLL(str(library()))
+        functions = (ctypes.cast(getattr(_LIB, name), ctypes.c_void_p) for name in MXNET_FUNCTIONS)
+        loaded.dsoftmax_connect((ctypes.c_void_p * len(MXNET_FUNCTIONS))(*functions))
+        _library, _is_loaded = loaded, True
     return _is_loaded
 
 
@@ -174,3 +186,56 @@ def describe() -> str:
 def serve(context: mx.Context) -> bool:
     """Say whether arrays on this context can be given to the operators."""
     return _is_loaded and context.device_type == "cpu"
+
+
+def queue(
+    name: str,
+    written: Sequence[nd.NDArray],
+    read: Sequence[nd.NDArray],
+    numbers: Sequence[float] = (),
+) -> None:
+    """Queue an operator on MXNet's engine, which runs it when its arrays are ready.
+
+    Parameters
+    ----------
+    name : str
+        Of operators.cc, which says what it reads and writes.
+    written, read : sequence of NDArray
+        On the same CPU context. One that is written shares no memory with any other.
+    numbers : sequence of float
+    """
+    of_written, of_read = _handles_and_shapes(written), _handles_and_shapes(read)
+    passed = (ctypes.c_float * len(numbers))(*numbers)
+    device = written[0].context.device_id
+    error = _library.dsoftmax_push(
+        name.encode(), device, *of_written, len(written), *of_read, len(read), passed, len(numbers)
+    )
+    if error in OWN_ERRORS:
+        raise TypeError(f"{OWN_ERRORS[error]} {name}")
+    if error:
+        raise MXNetError(py_str(_LIB.MXGetLastError()))
+
+
+def share_cores(contexts: Collection[mx.Context]) -> list[nd.NDArray]:
+    """Let CPU contexts that compute at the same time use no more threads than there are cores.
+
+    Returns
+    -------
+    list of (1,)
+        The number of threads of each context from now on, whatever computes there.
+    """
+    most = max(len(os.sched_getaffinity(0)) // len(contexts), 1)
+    threads = [nd.empty((1,), ctx=context) for context in contexts]
+    for of_context in threads:
+        queue("limit_threads", [of_context], [], [most])
+    return threads
+
+
+def _handles_and_shapes(arrays: Sequence[nd.NDArray]) -> tuple[ctypes.Array, ctypes.Array]:
+    """Return the arrays for C, and their rows and columns in turns; a vector has one column."""
+    sizes = []
+    for array in arrays:
+        rows, columns = array.shape if array.ndim == 2 else (array.size, 1)
+        sizes += [rows, columns]
+    handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+    return handles, (ctypes.c_int64 * len(sizes))(*sizes)

@@ -145,8 +145,10 @@ class ClassStore:
                 if 0 <= device - first < len(contexts):
                     self.shards.append(self._make_shard(start, border, contexts[device - first]))
                 self._borders.append(border)
-        on_cpu = [shard.device for shard in self.shards if shard.device.device_type == "cpu"]
+        on_cpu = {shard.device for shard in self.shards if shard.device.device_type == "cpu"}
         self.one_at_a_time = len(on_cpu) > 1 and not _may_run_together(on_cpu)
+        if len(on_cpu) > 1 and not self.one_at_a_time:
+            operators.share_cores(on_cpu)
 
     def _cut(self, start: int, stop: int) -> Iterator[tuple[int, int]]:
         """Cut the classes of a device into as few and as equal shards as possible."""

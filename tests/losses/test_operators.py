@@ -1,14 +1,18 @@
 """The operators of our own do what MXNet's do, and can be built or done without."""
 
+import contextlib
+import ctypes
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
+from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses import kernels, operators
 from dsoftmax.tools import build_operators
@@ -156,6 +160,81 @@ def test_copied_rows(rng):
                 array[rows] += values
         for array, wanted in zip(arrays, expected):
             np.testing.assert_array_equal(array.asnumpy(), wanted)
+
+
+@needs_operators
+def test_an_operator_waits_for_its_own_arrays_alone():
+    """MXNet runs operators of its library API one at a time, over all contexts."""
+    may_go_on, is_done = threading.Event(), threading.Event()
+    held, free = (nd.ones((3, 4), ctx=mx.cpu(number)) for number in range(2))
+    nd.waitall()
+    with queued(lambda: may_go_on.wait(60), written=[held]):
+        first, second = kernels.inverse_norm(held), kernels.inverse_norm(free)
+        with queued(is_done.set, read=[second]):
+            was_done = is_done.wait(30)
+            may_go_on.set()
+            nd.waitall()
+    assert was_done
+    np.testing.assert_array_equal(first.asnumpy(), second.asnumpy())
+
+
+@contextlib.contextmanager
+def queued(function, read=(), written=()):
+    """Let MXNet's engine call a function between other work on some arrays of one context."""
+    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: function())
+    device = [*read, *written][0].context.device_id
+    context = (ctypes.c_int32 * 2)(mx.cpu().device_typeid, device)
+    sides = []
+    for arrays in (read, written):
+        handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
+        sides += [handles, len(arrays)]
+    check_call(_LIB.MXEnginePushSyncND(called, None, None, context, *sides, None, 0, b"of a test"))
+    yield  # the engine does not keep the function alive
+    nd.waitall()
+
+
+@needs_operators
+def test_arrays_may_be_dropped_while_they_are_used(rng):
+    vectors = rng.normal(size=(1000, 64)).astype(np.float32)
+    found = [kernels.inverse_norm(nd.array(vectors) * factor) for factor in range(1, 20)]
+    for factor, inverse in enumerate(found, 1):
+        lengths = np.linalg.norm(factor * vectors, axis=1)
+        np.testing.assert_allclose(inverse.asnumpy()[:, 0], 1 / lengths, rtol=1e-5)
+
+
+@needs_operators
+def test_what_no_operator_takes():
+    out, vectors = nd.empty((3, 1)), nd.ones((3, 4))
+    with pytest.raises(TypeError, match="there is no operator other"):
+        operators.queue("other", [out], [vectors])
+    for written, read in [(out, vectors.astype("float16")), (out.astype("int32"), vectors)]:
+        with pytest.raises(TypeError, match="a type unknown to the operator inverse_norm"):
+            operators.queue("inverse_norm", [written], [read])
+
+
+THREADS = """
+import os
+import mxnet as mx
+from dsoftmax.losses import operators
+operators.load()
+os.sched_getaffinity = lambda _: range({cores})
+contexts = [mx.cpu(number) for number in range({count})]
+print(*(int(threads.asscalar()) for threads in operators.share_cores(contexts)))
+"""
+
+
+@needs_operators
+@pytest.mark.parametrize(("cores", "count", "each"), [(2, 2, 1), (8, 2, 3), (2, 1, 2), (1, 3, 1)])
+def test_contexts_share_the_cores(cores, count, each):
+    """Three threads were asked for; a context gets them only if there are cores for them."""
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", THREADS.format(cores=cores, count=count)],
+        env={**os.environ, "OMP_NUM_THREADS": "3"},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.split() == [str(each)] * count
 
 
 def test_only_for_arrays_on_a_cpu(monkeypatch):
