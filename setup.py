@@ -48,6 +48,7 @@ OPTIONAL = {
     "tensorboard": ["mxboard>=0.1,<0.2", "protobuf>=3.20.2,<4"],  # as old as mxboard
     "test": [
         "pytest>=7,<10",
+        "pytest-xdist>=3.6,<4",
         "ruff>=0.17,<0.18",
         "import-linter>=2.4,<3; python_version >= '3.9'",
         *ONNX,

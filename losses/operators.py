@@ -151,7 +151,7 @@ def load_or_build() -> bool:
 
 
 def _build_once() -> None:
-    logger.warning("compiling operators for this processor, once: about ten seconds")
+    logger.warning("compiling operators for this processor, once: a few seconds")
     try:
         build()
     except ValueError as error:

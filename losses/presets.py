@@ -376,9 +376,11 @@ def create(
 
     from dsoftmax.losses import operators
     from dsoftmax.losses.head import Head
+    from dsoftmax.recognition.common.devices import let_run_together
     from dsoftmax.recognition.common.distributed.group import ALONE
 
     contexts = [ctx] if isinstance(ctx, mx.Context) else list(ctx or [mx.current_context()])
+    let_run_together(contexts)
     if any(context.device_type == "cpu" for context in contexts):
         operators.load_or_build()
     group = ALONE if group is None else group

@@ -18,7 +18,10 @@ from dsoftmax.recognition.data.records import RecordWriter
 
 REPOSITORY = Path(__file__).resolve().parent.parent
 SEED_VARIABLE = "DSOFTMAX_TEST_SEED"
-SESSION_SEED = int(os.environ.get(SEED_VARIABLE, random.SystemRandom().randrange(1 << 31)))
+# In the environment, so that all processes of a run have the same.
+SESSION_SEED = int(
+    os.environ.setdefault(SEED_VARIABLE, str(random.SystemRandom().randrange(1 << 31)))
+)
 REAL_DATA = Path(os.environ.get("DSOFTMAX_DATA", REPOSITORY.parent / "shared" / "data"))
 
 

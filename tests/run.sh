@@ -12,5 +12,6 @@ make_environment
 if [ $# -eq 0 ]; then
     "$VENV_PYTHON" -m ruff check .
     "$VENV_PYTHON" -m ruff format --check .
+    set -- --numprocesses auto --maxprocesses 4 --dist loadfile
 fi
 exec "$VENV_PYTHON" -m pytest "$@"

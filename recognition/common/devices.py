@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import os
 import re
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Iterable
 
 from dsoftmax.recognition.common.gpus import check_gpus, find_gpus
 from dsoftmax.recognition.common.preflight import mxnet
 
 if TYPE_CHECKING:
     import mxnet as mx
+
+BUFFERS = "MXNET_CPU_TEMP_COPY"  # environment: MXNet's buffers for what its operators work in
+BUFFERS_PER_CONTEXT = 16
 
 
 def contexts(devices: str | None = None) -> list[mx.Context]:
@@ -37,7 +40,20 @@ def contexts(devices: str | None = None) -> list[mx.Context]:
     if not match:
         raise ValueError(f"devices are cpu, gpu, cpu:2, gpu:8 or the like, not {devices!r}")
     kind, count = match.groups()
-    return [mx.Context(kind, i) for i in range(int(count or 1))]
+    chosen = [mx.Context(kind, i) for i in range(int(count or 1))]
+    let_run_together(chosen)
+    return chosen
+
+
+def let_run_together(contexts: Iterable[mx.Context]) -> None:
+    """Keep contexts of the CPU from waiting for each other's memory.
+
+    By default MXNet has four buffers for the operators of all of them, which take them in turns. It
+    makes the buffers when an operator first asks for one: after that this has no effect.
+    """
+    count = len({context for context in contexts if context.device_type == "cpu"})
+    if count > 1:
+        os.environ.setdefault(BUFFERS, str(count * BUFFERS_PER_CONTEXT))
 
 
 def usable_contexts(devices: str | None = None) -> list[mx.Context]:

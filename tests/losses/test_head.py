@@ -135,19 +135,20 @@ def test_two_batches_before_one_backward(preset, rng):
 def test_many_blocks_are_one_update(preset, optimizer, rng, monkeypatch):
     """Without chunks, too, the classes are taken in blocks; neither value nor update shows it."""
     x, labels = nd.array(rng.normal(size=(5, 6))), np.array([3, 3, 19, 7, 8])
+    # Adaptive steps divide by the size of a gradient, and so magnify the rounding of small ones.
+    damped = {"epsilon": 0.01} if optimizer in ("adam", "rmsprop") else {}
 
     def weights_after(steps, block):
         monkeypatch.setattr(negatives, "CACHED_CLASSES", block)
         head = losses.create(preset, 20, 6, seed=1, scale=4)
         head.initialize(mx.init.Normal(0.1))
-        trainer = head.trainer(optimizer, {"learning_rate": 0.1, "wd": 0.1})
+        trainer = head.trainer(optimizer, {"learning_rate": 0.1, "wd": 0.1, **damped})
         for _ in range(steps):
             values = backward(head, x, labels).asnumpy()
             trainer.step(5)
         return values, head.class_weights()
 
     for whole, blocks in zip(weights_after(4, 100), weights_after(4, 7)):
-        # Adaptive steps magnify the rounding of small gradients.
         np.testing.assert_allclose(blocks, whole, rtol=1e-4, atol=1e-4)
 
 

@@ -1,7 +1,5 @@
 """The operators of our own do what MXNet's do, and can be built or done without."""
 
-import contextlib
-import ctypes
 import os
 import subprocess
 import sys
@@ -12,10 +10,10 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import nd
-from mxnet.base import _LIB, check_call
 
 from dsoftmax.losses import kernels, operators
 from dsoftmax.tools import build_operators
+from tests.engine import queued
 
 needs_operators = pytest.mark.skipif(
     not operators.load(), reason="the operators are not built: python tools/build_operators.py"
@@ -176,21 +174,6 @@ def test_an_operator_waits_for_its_own_arrays_alone():
             nd.waitall()
     assert was_done
     np.testing.assert_array_equal(first.asnumpy(), second.asnumpy())
-
-
-@contextlib.contextmanager
-def queued(function, read=(), written=()):
-    """Let MXNet's engine call a function between other work on some arrays of one context."""
-    called = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: function())
-    device = [*read, *written][0].context.device_id
-    context = (ctypes.c_int32 * 2)(mx.cpu().device_typeid, device)
-    sides = []
-    for arrays in (read, written):
-        handles = (ctypes.c_void_p * len(arrays))(*(array.handle for array in arrays))
-        sides += [handles, len(arrays)]
-    check_call(_LIB.MXEnginePushSyncND(called, None, None, context, *sides, None, 0, b"of a test"))
-    yield  # the engine does not keep the function alive
-    nd.waitall()
 
 
 @needs_operators

@@ -1,7 +1,13 @@
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import mxnet as mx
 import pytest
 
 from dsoftmax.recognition.common.devices import (
+    BUFFERS,
     contexts,
     gpu_contexts,
     idle_gpus,
@@ -81,3 +87,42 @@ def test_gpus_that_nobody_chose(monkeypatch):
     assert idle_gpus("cpu") == 0
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     assert idle_gpus() == 0
+
+
+PRODUCTS_ON_BOTH = """
+import sys
+import threading
+from mxnet import nd
+from dsoftmax.recognition.common.devices import contexts
+from tests.engine import queued
+
+arrays = [nd.ones((8, 8), ctx=context) for context in contexts("cpu:2")]
+nd.waitall()
+may_go_on, is_done = threading.Event(), threading.Event()
+with queued(lambda: may_go_on.wait(60), written=arrays[:1]):
+    made = [
+        nd.FullyConnected(array, array, no_bias=True, num_hidden=8)
+        for array in arrays
+        for _ in range(6)
+    ]
+    with queued(is_done.set, read=made[-1:]):
+        print(is_done.wait(float(sys.argv[1])))
+        may_go_on.set()
+"""
+
+
+@pytest.mark.parametrize(("buffers", "seconds", "is_done"), [(None, 30, True), ("4", 2, False)])
+def test_contexts_of_the_cpu_do_not_wait_for_each_other(buffers, seconds, is_done):
+    """The first context is held up, the second one is not; unless the user wants few buffers."""
+    environment = {name: value for name, value in os.environ.items() if name != BUFFERS}
+    if buffers:
+        environment[BUFFERS] = buffers
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", PRODUCTS_ON_BOTH, str(seconds)],
+        cwd=Path(__file__).parents[3],
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout == f"{is_done}\n"
