@@ -76,6 +76,14 @@ def test_json_and_plot(capsys, tmp_path, in_this_process):
     assert (tmp_path / "k.png").read_bytes().startswith(b"\x89PNG")
 
 
+def test_a_rate_of_its_own_makes_any_loss_a_sampled_one(capsys, in_this_process, tmp_path):
+    """Partial FC is `cosface:sample_rate=...`; the rate for all is one of sampled losses alone."""
+    path = tmp_path / "out.json"
+    run(capsys, "--losses", "cosface", "cosface:sample_rate=1/10", "--json", str(path))
+    whole, sampled = json.loads(path.read_text())["results"]
+    assert (whole["rows"], sampled["rows"]) == (300, 30)
+
+
 def test_the_forest_is_charged_for_its_rebuilds(capsys, in_this_process):
     report = json.loads(run(capsys, "--losses", "hf_softmax", "--json"))
     (result,) = report["results"]

@@ -126,6 +126,8 @@ def parse_contender(text: str, args: argparse.Namespace) -> Contender:
         key, _, value = change.partition("=")
         if key in parsers:
             changed[key] = parsers[key](value)
+            if key == "sample_rate":  # which makes any loss a sampled one
+                options[key] = changed[key]
         elif key in resolve(loss).options:
             options[key] = _literal(value)
         else:
