@@ -150,7 +150,7 @@ def take_half_rows(
     """
     if operators.serve(matrix.context):
         if out is None:
-            out = nd.empty((len(rows), matrix.shape[1]), ctx=matrix.context)
+            out = operators.output(matrix.context, len(rows), matrix.shape[1])
         index = from_numpy(rows, matrix.context)
         operators.queue(f"{half.name}_take", [out], [index, matrix])
         return out

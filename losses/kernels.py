@@ -132,7 +132,7 @@ def inverse_norm(vectors: nd.NDArray, scratch: nd.NDArray | None = None) -> nd.N
     `scratch` may be memory of the vectors' shape to work in.
     """
     if operators.serve(vectors.context):
-        inverse = nd.empty((len(vectors), 1), ctx=vectors.context)
+        inverse = operators.output(vectors.context, len(vectors), 1)
         operators.queue("inverse_norm", [inverse], [vectors])
         return inverse
     squared = row_sum(nd.square(vectors, out=scratch))
@@ -142,7 +142,7 @@ def inverse_norm(vectors: nd.NDArray, scratch: nd.NDArray | None = None) -> nd.N
 def scale_rows(matrix: nd.NDArray, factor: nd.NDArray) -> nd.NDArray:
     """Return the rows of a matrix (n, D) times a factor each, (n,) or (n, 1)."""
     if operators.serve(matrix.context):
-        scaled = nd.empty(matrix.shape, ctx=matrix.context)
+        scaled = operators.output(matrix.context, *matrix.shape)
         operators.queue("scale_rows", [scaled], [matrix, factor])
         return scaled
     return nd.broadcast_mul(matrix, factor.reshape((-1, 1)))
@@ -164,7 +164,7 @@ def project(gradient: nd.NDArray, vectors: nd.NDArray, inverse: nd.NDArray) -> n
     (n, D)
     """
     if operators.serve(gradient.context):
-        projected = nd.empty(gradient.shape, ctx=gradient.context)
+        projected = operators.output(gradient.context, *gradient.shape)
         operators.queue("project", [projected], [gradient, vectors, inverse])
         return projected
     along = row_sum(gradient * vectors) * nd.square(inverse)
@@ -217,7 +217,7 @@ def probabilities_of(
     if operators.serve(context):
         inverse = nd.ones((rows, 1), ctx=context) if inverse is None else inverse
         offset = nd.zeros((1, rows // centres), ctx=context) if offset is None else offset
-        sums = tuple(nd.empty((batch,), ctx=context) for _ in range(3))
+        sums = tuple(operators.output(context, batch) for _ in range(3))
         written, read = [logits, out, *sums], [inverse, from_numpy(target_column, context), offset]
         if pieces:
             operators.queue("shaped_probabilities", written, [*read, packed])
@@ -286,7 +286,7 @@ def activations_of(
         weight = nd.ones((1, rows // centres), ctx=context)
         weight = weight if offset is None else nd.exp(offset)
         own = from_numpy(target_column, context)
-        sums = tuple(nd.empty((batch,), ctx=context) for _ in range(4))
+        sums = tuple(operators.output(context, batch) for _ in range(4))
         operators.queue("activations", [logits, out, *sums], [inverse, own, weight, bias, packed])
         return sums
     total = _scale_columns(logits, inverse, target_column)
@@ -418,7 +418,7 @@ def product_over_batch(
     """
     batch, classes = logits.shape
     if operators.serve(logits.context):
-        sums = nd.empty((classes, 1), ctx=logits.context)
+        sums = operators.output(logits.context, classes, 1)
         transposed = workspace.get("transposed", classes, batch)
         operators.queue("along", [sums, transposed], [share, logits, probabilities])
         return sums, transposed

@@ -24,6 +24,7 @@ from typing import Collection, Iterator, Sequence
 import mxnet as mx
 from mxnet import nd
 from mxnet.base import _LIB, MXNetError, py_str
+from mxnet.ndarray.ndarray import _new_alloc_handle
 
 from dsoftmax.recognition.common.files import AtomicFile
 
@@ -188,6 +189,14 @@ def serve(context: mx.Context) -> bool:
     return _is_loaded and context.device_type == "cpu"
 
 
+def output(context: mx.Context, *shape: int) -> nd.NDArray:
+    """Return an array for an operator to write, which has no memory until it does.
+
+    `nd.empty` allocates at once, and a chunked step is queued far ahead: that would be 90 MB.
+    """
+    return nd.NDArray(_new_alloc_handle(shape, context, True))
+
+
 def queue(
     name: str,
     written: Sequence[nd.NDArray],
@@ -225,7 +234,7 @@ def share_cores(contexts: Collection[mx.Context]) -> list[nd.NDArray]:
         The number of threads of each context from now on, whatever computes there.
     """
     most = max(len(os.sched_getaffinity(0)) // len(contexts), 1)
-    threads = [nd.empty((1,), ctx=context) for context in contexts]
+    threads = [output(context, 1) for context in contexts]
     for of_context in threads:
         queue("limit_threads", [of_context], [], [most])
     return threads

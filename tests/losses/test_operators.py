@@ -12,6 +12,7 @@ import pytest
 from mxnet import nd
 
 from dsoftmax.losses import kernels, operators
+from dsoftmax.recognition.common.memory import forget_peak, peak_bytes
 from dsoftmax.tools import build_operators
 from tests.engine import queued
 
@@ -183,6 +184,27 @@ def test_arrays_may_be_dropped_while_they_are_used(rng):
     for factor, inverse in enumerate(found, 1):
         lengths = np.linalg.norm(factor * vectors, axis=1)
         np.testing.assert_allclose(inverse.asnumpy()[:, 0], 1 / lengths, rtol=1e-5)
+
+
+@needs_operators
+def test_what_is_queued_has_no_memory_yet():
+    """A chunked step is queued far ahead, and needs what it needs at a time."""
+
+    def scale_often(times):
+        vectors, factor = nd.ones((1000, 100)), nd.ones((1000,))
+        nd.waitall()
+        may_go_on = threading.Event()
+        with queued(lambda: may_go_on.wait(60), written=[vectors]):
+            for _ in range(times):
+                vectors = kernels.scale_rows(vectors, factor)
+            may_go_on.set()
+        assert vectors.asnumpy().sum() == vectors.size
+
+    scale_often(3)
+    forget_peak()
+    before = peak_bytes()
+    scale_often(200)
+    assert peak_bytes() - before < 20e6  # of 80e6 in all
 
 
 @needs_operators
