@@ -8,6 +8,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import nd
 
+from dsoftmax.losses import operators
 from dsoftmax.losses.kernels import (
     RowGradient,
     Workspace,
@@ -23,6 +24,8 @@ if TYPE_CHECKING:
 
 # Classes per block: few enough for the processor's cache, many enough for fast products.
 CACHED_CLASSES = 16384
+# MXNet's operators sweep over a block many times: it must stay in a cache that is nearer.
+OFTEN_SWEPT_CLASSES = 2048
 
 
 class NegativeSums(NamedTuple):
@@ -115,7 +118,7 @@ class BlockwiseNegatives:
         self._inputs = inputs
         self._workspace = workspace
         rows, centres = len(weight), inputs.subcentres
-        size = max((inputs.chunk or CACHED_CLASSES) // centres, 1) * centres
+        size = max((inputs.chunk or _classes_per_block(weight.context)) // centres, 1) * centres
         self.blocks = [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
         is_whole = inputs.chunk is None or len(self.blocks) == 1
         self._keeps_logits = inputs.for_training and inputs.keeps_logits and is_whole
@@ -216,3 +219,9 @@ class BlockwiseNegatives:
         if self._keeps_logits:
             name = f"{name} {number}"
         return self._workspace.get(name, len(self._embedding), block.stop - block.start)
+
+
+def _classes_per_block(context: mx.Context) -> int:
+    """Return how many classes to take at a time; on a GPU as many as are worth a launch."""
+    is_swept_often = context.device_type == "cpu" and not operators.serve(context)
+    return OFTEN_SWEPT_CLASSES if is_swept_often else CACHED_CLASSES

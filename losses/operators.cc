@@ -269,16 +269,18 @@ void find_nearest(float* logits, const float* inverse, int64_t classes, int64_t 
                   float* nearest, int32_t* place) {
   const int64_t step = fixed ? fixed : centres;
 #pragma omp simd
-  for (int64_t j = 0; j < classes * step; ++j) logits[j] *= inverse[j];
-#pragma omp simd
   for (int64_t j = 0; j < classes; ++j) {
-    const float* of_class = logits + j * step;
-    float best = of_class[0], sum = of_class[0];
+    float* of_class = logits + j * step;
+    const float* of_norms = inverse + j * step;
+    float best = of_class[0] * of_norms[0], sum = best;
+    of_class[0] = best;
     int32_t at = 0;
     for (int64_t k = 1; k < step; ++k) {
-      sum += of_class[k];
-      at = of_class[k] > best ? static_cast<int32_t>(k) : at;
-      best = std::max(best, of_class[k]);
+      const float value = of_class[k] * of_norms[k];
+      of_class[k] = value;
+      sum += value;
+      at = value > best ? static_cast<int32_t>(k) : at;
+      best = std::max(best, value);
     }
     nearest[j] = best + 0 * sum;  // the sum does not overlook a NaN
     place[j] = at;

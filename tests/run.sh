@@ -12,6 +12,8 @@ make_environment
 if [ $# -eq 0 ]; then
     "$VENV_PYTHON" -m ruff check .
     "$VENV_PYTHON" -m ruff format --check .
+    # As many processes as cores, of one thread each: threads that wait for a core cost more than they do.
+    export OMP_NUM_THREADS=1 OPENBLAS_NUM_THREADS=1
     set -- --numprocesses auto --maxprocesses 4 --dist loadfile
 fi
 exec "$VENV_PYTHON" -m pytest "$@"

@@ -157,7 +157,7 @@ def test_several_centres_are_those_that_are_nearest(make, centres, rng):
         nd.array(logits), nd.array(norms.reshape(-1, 1)), own, offset, out, workspace, centres
     )
     for mine, wanted in zip(found, expected):
-        np.testing.assert_allclose(mine.asnumpy(), wanted.asnumpy(), rtol=1e-4)
+        np.testing.assert_allclose(mine.asnumpy(), wanted.asnumpy(), rtol=1e-4, atol=1e-5)
     wanted = slopes.asnumpy()[:, :, None] * norms * is_nearest
     np.testing.assert_allclose(out.asnumpy(), wanted.reshape(BATCH, -1), rtol=1e-4, atol=1e-6)
 
