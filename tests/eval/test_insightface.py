@@ -137,6 +137,7 @@ def test_dump(pack, module, tmp_path, monkeypatch):
 
 
 @pytest.mark.realdata
+@pytest.mark.slow  # 1200 images; the test of eval/verification.py embeds the same ones
 def test_the_published_y1(real_data, monkeypatch):
     """The digits that insightface's own code prints, on a part of them."""
     monkeypatch.setenv("MXNET_SUBGRAPH_BACKEND", "NONE")  # or MXNet 1.9.1 fails on this network

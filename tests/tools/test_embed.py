@@ -151,6 +151,7 @@ def test_ctrl_c(dataset, symbol_model, tmp_path):
 
 
 @pytest.mark.realdata
+@pytest.mark.slow  # 1200 images; the test of eval/verification.py embeds the same ones
 def test_the_published_accuracy(real_data, tmp_path):
     source = real_data / "lfw" / "lfw_600.bin"
     model = f"{real_data / 'y1' / 'model'},0"

@@ -74,12 +74,14 @@ def test_d_is_of_dsoftmax_alone():
     np.testing.assert_array_equal(*entangled)
 
 
+@pytest.mark.slow  # findings on the figure, not on the code
 def test_softmax_relaxes_with_fewer_classes(panels):
     few, many = panels["nsoftmax", 5], panels["nsoftmax", 10]
     assert few["to_weight"]["mean"] > 1.2 * many["to_weight"]["mean"]
     assert few["between"]["mean"] > many["between"]["mean"]
 
 
+@pytest.mark.slow  # findings on the figure, not on the code
 def test_dsoftmax_keeps_classes_compact(panels):
     """Within arccos d of their weight, and a third of softmax's spread, with 5 classes and 10."""
     for classes in sphere.CLASSES:
@@ -89,6 +91,7 @@ def test_dsoftmax_keeps_classes_compact(panels):
         assert 3 * dissected["to_mean"]["mean"] < entangled["to_mean"]["mean"]
 
 
+@pytest.mark.slow  # findings on the figure, not on the code
 def test_dsoftmax_with_room_for_all_classes():
     """The paper's (c) and (d), without the tolerance of d and the crowd of a narrow sphere."""
     toy = sphere.Toy(width=5, d=1.0)
@@ -97,6 +100,7 @@ def test_dsoftmax_with_room_for_all_classes():
     assert max(few["to_weight"], many["to_weight"]) < 6
 
 
+@pytest.mark.slow
 def test_spread_over_seeds(panels):
     angles = [
         sphere.measure(sphere.train("dsoftmax", 5, seed))["to_weight"] for seed in range(SEEDS)
