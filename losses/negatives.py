@@ -118,7 +118,8 @@ class BlockwiseNegatives:
         self._inputs = inputs
         self._workspace = workspace
         rows, centres = len(weight), inputs.subcentres
-        size = max((inputs.chunk or _classes_per_block(weight.context)) // centres, 1) * centres
+        at_once = inputs.chunk or _classes_per_block(rows, weight.context)
+        size = max(at_once // centres, 1) * centres
         self.blocks = [slice(at, min(at + size, rows)) for at in range(0, rows, size)]
         is_whole = inputs.chunk is None or len(self.blocks) == 1
         self._keeps_logits = inputs.for_training and inputs.keeps_logits and is_whole
@@ -221,7 +222,8 @@ class BlockwiseNegatives:
         return self._workspace.get(name, len(self._embedding), block.stop - block.start)
 
 
-def _classes_per_block(context: mx.Context) -> int:
+def _classes_per_block(rows: int, context: mx.Context) -> int:
     """Return how many classes to take at a time; on a GPU as many as are worth a launch."""
     is_swept_often = context.device_type == "cpu" and not operators.serve(context)
-    return OFTEN_SWEPT_CLASSES if is_swept_often else CACHED_CLASSES
+    # For a single block of theirs, more and smaller ones cost more than they save.
+    return OFTEN_SWEPT_CLASSES if is_swept_often and rows > CACHED_CLASSES else CACHED_CLASSES
