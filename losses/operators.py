@@ -26,6 +26,7 @@ from mxnet import nd
 from mxnet.base import _LIB, MXNetError, py_str
 from mxnet.ndarray.ndarray import _new_alloc_handle
 
+from dsoftmax.recognition.common.cli import default_threads
 from dsoftmax.recognition.common.files import AtomicFile
 
 SOURCE = Path(__file__).with_name("operators.cc")
@@ -233,7 +234,7 @@ def share_cores(contexts: Collection[mx.Context]) -> list[nd.NDArray]:
     list of (1,)
         The number of threads of each context from now on, whatever computes there.
     """
-    most = max(len(os.sched_getaffinity(0)) // len(contexts), 1)
+    most = max(default_threads() // len(contexts), 1)
     threads = [output(context, 1) for context in contexts]
     for of_context in threads:
         queue("limit_threads", [of_context], [], [most])
