@@ -130,7 +130,8 @@ def test(
     embeddings = metrics.normalized(embeddings_list[0] + embeddings_list[1])
     print(embeddings.shape)
     print("infer time", time.perf_counter() - started)
-    xnorm = float(np.mean([np.linalg.norm(views, axis=1) for views in embeddings_list]))
+    lengths = [np.linalg.norm(views, axis=1) for views in embeddings_list]
+    xnorm = float(np.mean(lengths, dtype=np.float64))
     accuracy = metrics.fold_accuracy(metrics.squared_distances(embeddings), data_set[1], nfolds)
     return 0.0, 0.0, accuracy.mean, accuracy.deviation, xnorm, embeddings_list
 

@@ -45,6 +45,7 @@ USUAL_SIZES = (
     (224, 224),
 )
 SHOWN = 10  # of the networks that an error lists
+CPU_BATCH = 8  # images at a time on a CPU: what a layer writes is then in the cache of the next
 ONNX_ERRORS = 3  # ONNX Runtime's number for messages of errors and worse, without warnings
 
 Embed = Callable[[np.ndarray], np.ndarray]
@@ -328,10 +329,12 @@ class _SymbolModel(Model):
 
         super().__init__(name)
         self._contexts = list(contexts)
+        is_cpu = all(context.device_type == "cpu" for context in self._contexts)
+        self._at_once = CPU_BATCH * len(self._contexts) if is_cpu else None
         output, saved = load_network(name)
         needed = set(output.list_inputs()) - {INPUT}
         self._graph, self._shapes = output, {key: saved[key].shape for key in needed}
-        if rewrite and all(context.device_type == "cpu" for context in self._contexts):
+        if rewrite and is_cpu:
             output, saved = graphs.for_cpus(output, saved)
         self._block = mx.gluon.SymbolBlock(output, mx.sym.var(INPUT, dtype="float32"))
         parameters = self._block.collect_params()
@@ -341,15 +344,23 @@ class _SymbolModel(Model):
         self._block.hybridize(static_alloc=True, static_shape=True)
 
     def __call__(self, images: np.ndarray) -> np.ndarray:
+        at_once = self._at_once or len(images)
+        try:
+            parts = [
+                self._embed(images[start : start + at_once])
+                for start in range(0, len(images), at_once)
+            ]
+        except mxnet().MXNetError as error:
+            raise self._refusal(images, self._wanted_size(), _last_line(error)) from None
+        return np.concatenate(parts)
+
+    def _embed(self, images: np.ndarray) -> np.ndarray:
         mx = mxnet()
         pieces = mx.gluon.utils.split_and_load(
             mx.nd.array(images, dtype=np.float32), self._contexts[: len(images)], even_split=False
         )
-        try:
-            embedded = [self._block(piece) for piece in pieces]
-            embeddings = np.concatenate([piece.asnumpy() for piece in embedded])
-        except mx.MXNetError as error:
-            raise self._refusal(images, self._wanted_size(), _last_line(error)) from None
+        embedded = [self._block(piece) for piece in pieces]
+        embeddings = np.concatenate([piece.asnumpy() for piece in embedded])
         return embeddings.reshape(len(images), -1)
 
     def _wanted_size(self) -> tuple[int, int] | None:

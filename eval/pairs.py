@@ -208,7 +208,7 @@ def verify(
         issame=pack.issame,
         embeddings=summed,
         cosines=cosines,
-        xnorm=float(np.linalg.norm(views, axis=2).mean()),
+        xnorm=float(np.linalg.norm(views, axis=2).mean(dtype=np.float64)),
         accuracy=metrics.fold_accuracy(distances, pack.issame, folds),
         plain_accuracy=metrics.fold_accuracy(plain_distances, pack.issame, folds),
         val=metrics.fold_tar(cosines, pack.issame, VAL_FAR, folds),

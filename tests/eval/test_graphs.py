@@ -133,6 +133,29 @@ def test_what_is_unknown_stays(rng):
         assert operators(rewritten) == operators(symbol)
 
 
+def test_nothing_without_onednn(rng, monkeypatch):
+    symbol = face_network()
+    parameters = parameters_of(symbol, (1, 3, 16, 16), rng, "per channel")
+    monkeypatch.setenv("MXNET_MKLDNN_ENABLED", "0")
+    rewritten, _ = graphs.for_cpus(symbol, parameters)
+    assert operators(rewritten) == operators(symbol)
+
+
+def test_two_passes_are_left_between_convolutions(rng):
+    data = prelu(norm(convolution(mx.sym.var("data"), "conv0"), "bn0"), "relu0")
+    data = prelu(norm(convolution(data, "conv1", num_group=8), "bn1"), "relu1")
+    symbol = convolution(convolution(data, "conv2", num_group=2), "conv3", channels=4)
+    parameters = parameters_of(symbol, (2, 3, 8, 8), rng, "per channel")
+    for name in ("relu0_gamma", "relu1_gamma"):  # below 0, between and above 1
+        parameters[name] = mx.nd.array([-2, -0.5, 0, 0.3, 1, 1.2, 2, 5])
+    images = mx.nd.array(rng.normal(size=(2, 3, 8, 8)))
+    rewritten, others = graphs.for_cpus(symbol, parameters)
+    passes = ["_contrib_BatchNormWithReLU", "elemwise_add"]
+    left = [operator for operator in operators(rewritten) if operator != "null"]
+    assert left == ["Convolution", *passes, "Convolution", *passes, "Convolution", "Convolution"]
+    assert_same(run(rewritten, others, images), run(symbol, parameters, images))
+
+
 def test_only_for_cpus(tmp_path, rng, monkeypatch):
     symbol = face_network()
     parameters = parameters_of(symbol, (1, 3, 16, 16), rng, "per channel")
