@@ -7,13 +7,15 @@ import time
 from typing import TYPE_CHECKING
 
 import numpy as np
-from mxnet import nd
+from mxnet import cpu, nd
 
+from dsoftmax.losses import operators
 from dsoftmax.losses.kernels import (
     SMALLEST_NORM,
     Workspace,
     from_numpy,
     inverse_norm,
+    row_products,
 )
 from dsoftmax.losses.samplers import (
     PAPER_RATE,
@@ -23,7 +25,7 @@ from dsoftmax.losses.samplers import (
     draw_others,
     generator,
 )
-from dsoftmax.losses.stores.base import ClassStore
+from dsoftmax.losses.stores.base import ClassStore, Shard
 
 if TYPE_CHECKING:
     from dsoftmax.losses.samplers import Rate
@@ -149,6 +151,10 @@ class Forest:
         margins = embeddings @ self.state["directions"].T - self.state["thresholds"]
         sides = np.packbits(margins > 0, axis=1).view(np.uint64)
         leaves = self._leaves_around(margins)
+        if operators.serve(cpu()):
+            of_classes = self.state["sides"].view(np.uint64)
+            forest = self._classes, self._starts
+            return operators.find_candidates(*forest, leaves, of_classes, sides, count)
         return [self._candidates(*sample, count) for sample in zip(leaves, sides)]
 
     def _leaves_around(self, margins: np.ndarray) -> np.ndarray:
@@ -198,20 +204,19 @@ class Forest:
         classes, similarity = np.concatenate(candidates), np.zeros(sum(sizes), np.float32)
         sample = np.repeat(np.arange(len(sizes)), sizes)
         pending = []
-        for start in range(0, len(classes), COMPARED_AT_ONCE):
-            stop = min(start + COMPARED_AT_ONCE, len(classes))
-            first, last = sample[start], sample[stop - 1]
-            for shard, workspace in zip(self._store.shards, self._workspaces):
-                owned = start + np.flatnonzero(shard.owned(classes[start:stop]))
-                if len(owned):
-                    rows = workspace.get("rows", len(owned), embeddings.shape[1])
-                    shard.take(classes[owned] - shard.start, rows)
-                    # One product for some samples costs less than one for each.
-                    vectors = from_numpy(embeddings[first : last + 1], shard.home, "float32")
-                    products = nd.FullyConnected(vectors, rows, no_bias=True, num_hidden=len(rows))
-                    pending.append((owned, sample[owned] - first, products))
-        for owned, column, products in pending:  # only now wait for MXNet
-            similarity[owned] = products.asnumpy()[column, np.arange(len(owned))]
+        for shard, workspace in zip(self._store.shards, self._workspaces):
+            owned = np.flatnonzero(shard.owned(classes))
+            rows, of = classes[owned] - shard.start, sample[owned]
+            vectors = from_numpy(embeddings, shard.home, "float32")
+            if operators.serve(shard.home) and shard.holds_floats:
+                pending.append((owned, row_products(shard.weight, rows, vectors, of)))
+                continue
+            for start in range(0, len(owned), COMPARED_AT_ONCE):
+                block = slice(start, start + COMPARED_AT_ONCE)
+                products = _block_products(shard, rows[block], vectors, of[block], workspace)
+                pending.append((owned[block], products))
+        for places, products in pending:  # only now wait for MXNet
+            similarity[places] = products.asnumpy()
         similarity = self._store.group.sum_numpy("similarities", similarity)
         if self._normalize:
             similarity *= self.state["inverse_norms"][classes]
@@ -228,6 +233,27 @@ class Forest:
         # A class that diverged comes first, so that the loss shows it.
         steps = np.where(is_number, np.rint(similarity / -unit), -1e6).astype(np.int64)
         return np.sort(steps * num_classes + classes) % num_classes
+
+
+def _block_products(
+    shard: Shard, rows: np.ndarray, vectors: nd.NDArray, places: np.ndarray, workspace: Workspace
+) -> nd.NDArray:
+    """Return the inner product of each of n class rows and a vector, (n,).
+
+    Parameters
+    ----------
+    shard : Shard
+    rows : (n,) int64
+    vectors : (B, D)
+    places : (n,) int64
+        Which of the vectors, sorted: one product for a few of them costs less than one for each.
+    workspace : Workspace
+    """
+    weight = workspace.get("rows", len(rows), vectors.shape[1])
+    shard.take(rows, weight)
+    some = vectors[int(places[0]) : int(places[-1]) + 1]
+    products = nd.FullyConnected(some, weight, no_bias=True, num_hidden=len(rows))
+    return nd.pick(products, from_numpy(places - places[0], shard.home), axis=0)
 
 
 def _bits_set(words: np.ndarray) -> np.ndarray:

@@ -67,6 +67,27 @@ def take_rows(matrix: nd.NDArray, rows: np.ndarray, out: nd.NDArray | None = Non
     return nd.Embedding(index, matrix, input_dim=count, output_dim=width, out=out)
 
 
+def row_products(
+    matrix: nd.NDArray, rows: np.ndarray, vectors: nd.NDArray, places: np.ndarray
+) -> nd.NDArray:
+    """Return the inner product of each of n rows of a matrix and a vector, (n,).
+
+    Where the operators serve only: they read the rows where they lie.
+
+    Parameters
+    ----------
+    matrix : (K, D)
+    rows : (n,) int64
+    vectors : (B, D)
+    places : (n,) int64
+        Which of the vectors.
+    """
+    products = operators.output(matrix.context, len(rows))
+    rows, places = (from_numpy(index, matrix.context) for index in (rows, places))
+    operators.queue("row_products", [products], [matrix, rows, vectors, places])
+    return products
+
+
 def add_rows(matrix: nd.NDArray, rows: np.ndarray, values: nd.NDArray) -> None:
     """Add values (n, D) to distinct rows of a matrix, in place."""
     set_rows(matrix, rows, values + take_rows(matrix, rows))

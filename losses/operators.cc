@@ -658,6 +658,23 @@ void half_sgd(const Arguments& given) {
   }
 }
 
+// --- matrix (K, D), rows of it (n,), vectors (B, D), one of them for each row (n,) -> products (n,)
+
+void row_products(const Arguments& given) {
+  const float *matrix = given.read[0].floats(), *vectors = given.read[2].floats();
+  const int32_t *rows = given.read[1].integers(), *places = given.read[3].integers();
+  float* products = given.written[0].floats();
+  const int64_t count = given.written[0].rows, width = given.read[0].columns;
+#pragma omp parallel for
+  for (int64_t i = 0; i < count; ++i) {
+    const float *row = matrix + rows[i] * width, *vector = vectors + places[i] * width;
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int64_t j = 0; j < width; ++j) sum += row[j] * vector[j];
+    products[i] = sum;
+  }
+}
+
 // --- () -> the number of threads (1,) that whatever runs later on this context may use: as many as
 //     before, or the number given if that is less
 
@@ -686,6 +703,7 @@ const struct Known {
     {"bfloat16_take", half_take<BFloat16>, "f", "ih"},
     {"float16_sgd", half_sgd<Float16>, "hh", "ffii"},
     {"bfloat16_sgd", half_sgd<BFloat16>, "hh", "ffii"},
+    {"row_products", row_products, "f", "fifi"},
     {"limit_threads", limit_threads, "f", ""},
 };
 
@@ -779,6 +797,49 @@ int dsoftmax_push(const char* name, int device, void* const* written, const int6
                       call->written.data(), written_count, nullptr, 0, known.name);
   }
   return kUnknown;
+}
+
+// Finds the classes in some leaves of a forest that agree with a sample on most sides of its planes,
+// for each of `samples`: up to `most`, each once, sorted. Of equally likely ones it takes the first.
+//   classes of all leaves, starts (all leaves + 1,), leaves (samples, leaves), sides of classes
+//   (classes, words) and samples (samples, words) -> found (samples, most), sizes (samples,)
+void dsoftmax_find_candidates(const int32_t* classes, const int64_t* starts, const int64_t* leaves,
+                              int64_t leaves_each, const uint64_t* sides, const uint64_t* own_sides,
+                              int64_t words, int64_t samples, int64_t most, int threads,
+                              int32_t* found, int64_t* sizes) {
+#pragma omp parallel num_threads(threads)
+  {
+    std::vector<uint64_t> ranked;  // how many sides differ, and in the lower half the class
+#pragma omp for
+    for (int64_t i = 0; i < samples; ++i) {
+      ranked.clear();
+      for (int64_t leaf = 0; leaf < leaves_each; ++leaf) {
+        const int64_t number = leaves[i * leaves_each + leaf];
+        for (int64_t place = starts[number]; place < starts[number + 1]; ++place) {
+          const uint64_t* of_class = sides + classes[place] * words;
+          uint64_t differ = 0;
+          for (int64_t j = 0; j < words; ++j) {
+            differ += __builtin_popcountll(of_class[j] ^ own_sides[i * words + j]);
+          }
+          ranked.push_back(differ << 32 | static_cast<uint32_t>(classes[place]));
+        }
+      }
+      // A class may be there once per tree: take more than needed, and all if that is too few.
+      const int64_t all = ranked.size();
+      int64_t taken = std::min(all, most + most / 8 + 16), once;
+      for (;; taken = all) {
+        if (taken < all) std::nth_element(ranked.begin(), ranked.begin() + taken, ranked.end());
+        std::sort(ranked.begin(), ranked.begin() + taken);
+        once = std::unique(ranked.begin(), ranked.begin() + taken) - ranked.begin();
+        if (once >= most || taken == all) break;
+      }
+      sizes[i] = std::min(once, most);
+      for (int64_t k = 0; k < sizes[i]; ++k) {
+        found[i * most + k] = static_cast<int32_t>(ranked[k] & 0xffffffffu);
+      }
+      std::sort(found + i * most, found + i * most + sizes[i]);
+    }
+  }
 }
 
 }  // extern "C"

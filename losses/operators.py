@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Collection, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet import nd
 from mxnet.base import _LIB, MXNetError, py_str
 from mxnet.ndarray.ndarray import _new_alloc_handle
@@ -224,6 +225,49 @@ def queue(
         raise TypeError(f"{OWN_ERRORS[error]} {name}")
     if error:
         raise MXNetError(py_str(_LIB.MXGetLastError()))
+
+
+def find_candidates(
+    classes: np.ndarray,
+    starts: np.ndarray,
+    leaves: np.ndarray,
+    sides: np.ndarray,
+    own_sides: np.ndarray,
+    most: int,
+) -> list[np.ndarray]:
+    """Find the classes in some leaves of a forest that lie on the sides of planes a sample lies on.
+
+    Parameters
+    ----------
+    classes : (n,) int32
+        Leaf after leaf.
+    starts : (all leaves + 1,) int64
+        Where each leaf starts among them.
+    leaves : (B, leaves) int64
+        Those of each sample.
+    sides, own_sides : (K, m) and (B, m) uint64
+        A bit per plane, of classes and samples.
+    most : int
+
+    Returns
+    -------
+    list of (up to most,) int64
+        Sorted, those who agree on most sides; of equal ones the first.
+    """
+    samples = len(leaves)
+    found, sizes = np.empty((samples, most), np.int32), np.empty(samples, np.int64)
+    in_order = [np.ascontiguousarray(array) for array in (leaves, sides, own_sides)]
+    leaves, sides, own_sides = in_order
+    counts = (ctypes.c_int64(number) for number in (sides.shape[1], samples, most))
+    _library.dsoftmax_find_candidates(
+        *(ctypes.c_void_p(array.ctypes.data) for array in (classes, starts, leaves)),
+        ctypes.c_int64(leaves.shape[1]),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (sides, own_sides)),
+        *counts,
+        default_threads(),
+        *(ctypes.c_void_p(array.ctypes.data) for array in (found, sizes)),
+    )
+    return [of_sample[:size].astype(np.int64) for of_sample, size in zip(found, sizes)]
 
 
 def share_cores(contexts: Collection[mx.Context]) -> list[nd.NDArray]:

@@ -48,7 +48,14 @@ class Shard:
         Where the products are computed.
     home : mx.Context
         Where `take` and `block` return class rows.
+
+    Attributes
+    ----------
+    holds_floats : bool
+        Whether the rows are a float32 array at `home`, ``weight``.
     """
+
+    holds_floats = False
 
     def __init__(self, start: int, stop: int, device: mx.Context, home: mx.Context):
         self.start, self.stop = start, stop

@@ -47,6 +47,7 @@ class LocalShard(Shard):
     def __init__(self, start: int, stop: int, width: int, device: mx.Context, home: mx.Context):
         super().__init__(start, stop, device, home)
         self.weight = nd.zeros((stop - start, width), ctx=home, dtype=self.dtype)
+        self.holds_floats = self.dtype == "float32"
 
     def take(self, class_rows: np.ndarray, out: nd.NDArray | None = None) -> nd.NDArray:
         """Return the weights of some classes, (n, D) where they are stored."""

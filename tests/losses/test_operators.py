@@ -12,6 +12,8 @@ import pytest
 from mxnet import nd
 
 from dsoftmax.losses import kernels, operators
+from dsoftmax.losses.forest import Forest
+from dsoftmax.losses.stores.local import DeviceStore, HostStore
 from dsoftmax.recognition.common.memory import forget_peak, peak_bytes
 from dsoftmax.tools import build_operators
 from tests.engine import queued
@@ -61,6 +63,43 @@ def test_rows(count, width, rng, monkeypatch):
         ]
 
     assert_same(*both_ways(monkeypatch, run))
+
+
+@needs_operators
+@pytest.mark.parametrize(("count", "width"), [(1, 1), (3, 5), (900, 512)])
+def test_row_products(count, width, rng):
+    matrix, vectors = (rng.normal(size=(rows, width)).astype("f4") for rows in (count, 7))
+    rows, places = rng.integers(0, count, 50), rng.integers(0, 7, 50)
+    products = kernels.row_products(nd.array(matrix), rows, nd.array(vectors), places)
+    expected = (matrix[rows].astype("f8") * vectors[places]).sum(axis=1)
+    np.testing.assert_allclose(products.asnumpy(), expected, atol=1e-4)
+
+
+@needs_operators
+@pytest.mark.parametrize("classes", [60, 4000])
+@pytest.mark.parametrize("most", [1, 40, 500])
+def test_forests_choose_the_same_candidates(classes, most, rng, monkeypatch):
+    weights = rng.normal(size=(classes, 8)).astype("f4")
+    weights[1::2] = weights[::2]  # equals, of which the first ones are taken
+    store = DeviceStore(classes, 8, [mx.cpu()])
+    store.fill(weights)
+    forest = Forest.grow(store, True, 20, 40, seed=1, step=0)
+    samples = rng.normal(size=(9, 8)).astype("f4")
+    one, other = both_ways(monkeypatch, lambda: list(forest._choose(samples, most)))
+    assert [len(found) for found in one] == [len(found) for found in other]
+    for found, expected in zip(one, other):
+        np.testing.assert_array_equal(found, expected)
+
+
+@needs_operators
+@pytest.mark.parametrize("store", [DeviceStore, HostStore])
+def test_forests_find_the_same_classes(store, rng, monkeypatch):
+    store = store(3000, 16, [mx.cpu(0), mx.cpu(1)])
+    store.fill(rng.normal(size=(3000, 16)).astype("f4"))
+    forest = Forest.grow(store, True, 20, 40, seed=1, step=0)
+    samples = rng.normal(size=(9, 16)).astype("f4")
+    for found, expected in zip(*both_ways(monkeypatch, lambda: forest.nearest(samples, 30))):
+        np.testing.assert_array_equal(found, expected)
 
 
 @needs_operators
