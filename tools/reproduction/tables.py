@@ -106,9 +106,8 @@ def verdict_table(outcomes: Sequence[Outcome], setting: Setting) -> str:
             rows.append((comparison, difference, verdicts[-1]))
         if not rows:
             continue
-        lines.append(
-            row([f"**({claim.number})** {claim.text}", "", "", "", bold(judge_all(verdicts))])
-        )
+        text = claim.text.format(main=f"1/{setting.part}", more=f"1/{setting.part // 4}")
+        lines.append(row([f"**({claim.number})** {text}", "", "", "", bold(judge_all(verdicts))]))
         for comparison, difference, verdict in rows:
             lines.append(
                 row(
