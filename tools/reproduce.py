@@ -6,7 +6,8 @@
     python tools/reproduce.py all --quick                how it works, in ten minutes
     python tools/reproduce.py table1 --scale full        the commands for MS1M and GPUs
 
-Trials are kept in --output and never run twice. A command that was stopped goes on where it was.
+Trials are kept in --output and never run twice. A command that was stopped goes on where it was,
+and one that finds a trials.csv in --output runs only what that file lacks.
 Each verdict is made of paired differences over seeds: the same images in the same order, the same
 first weights. What d and which margin are compared is chosen on people that no verdict is made on.
 """
@@ -97,7 +98,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @command(parse=parse, needs=["mxnet", "opencv"])
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
-    from dsoftmax.tools.reproduction import full_scale, report, scales, speed
+    from dsoftmax.tools.reproduction import full_scale, outcomes, report, scales, speed
     from dsoftmax.tools.reproduction.runner import Runner
     from dsoftmax.tools.reproduction.study import Study
 
@@ -117,7 +118,8 @@ def main(args: argparse.Namespace) -> None:
         scales.prepare(settings[0].data, args.output, args.held_out, lambda _: source)
     elif trained:
         faces.prepare(args.output, args.workers)
-    studies = [Study(runner, setting) for setting in settings]
+    known = outcomes.read(os.path.join(args.output, report.TRIALS))
+    studies = [Study(runner, setting, known) for setting in settings]
     for study in studies:
         if trained and not runner.is_over:
             study.run(trained)

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -58,6 +59,13 @@ def test_a_table_from_a_dataset_and_nothing_is_run_twice(people, tmp_path, monke
     monkeypatch.setattr(Runner, "_start", refuse)
     assert reproduce.main(flags) == 0
     assert (tmp_path / "out" / "results.md").read_text() == page
+    # The numbers serve as well as the trials' folders do, on another machine for example.
+    shutil.rmtree(os.path.join(output, "trials"))
+    assert reproduce.main(flags) == 0
+    assert (tmp_path / "out" / "results.md").read_text() == page
+    # Those of trials with other flags don't.
+    with pytest.raises(AssertionError, match="run again"):
+        reproduce.main([*flags, "--steps=4"])
 
 
 def test_no_time_left(people, tmp_path):

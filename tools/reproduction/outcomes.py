@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 from typing import Any, Iterable, NamedTuple, Sequence
 
 import numpy as np
@@ -22,13 +23,14 @@ OTHERS = (
     "class_deviation",
     "seconds",
 )
-COLUMNS = ("setting", "cell", "seed", *(f"{part} {name}" for part in PARTS for name in NAMES))
-COLUMNS += OTHERS
+FIGURES = tuple(f"{part} {name}" for part in PARTS for name in NAMES)
+COLUMNS = ("trial", "setting", "cell", "seed", *FIGURES, *OTHERS)
 
 
 class Outcome(NamedTuple):
     """The numbers of one trial."""
 
+    trial: str  # its name, which follows from everything that decides what it finds
     setting: str
     cell: str
     seed: int
@@ -47,28 +49,34 @@ class Outcome(NamedTuple):
         """Return the values of `COLUMNS`."""
         figures = [part[name] for part in (self.validation, self.test) for name in NAMES]
         figures += [self.others[name] for name in OTHERS]
-        return [self.setting, self.cell, self.seed, *(f"{figure:.10g}" for figure in figures)]
+        return [*self[:4], *(f"{figure:.10g}" for figure in figures)]
 
     @classmethod
     def from_row(cls, row: dict[str, str]) -> Outcome:
         """Return the outcome of a row of the file."""
         parts = [{name: float(row[f"{part} {name}"]) for name in NAMES} for part in PARTS]
         others = {name: float(row[name]) for name in OTHERS}
-        return cls(row["setting"], row["cell"], int(row["seed"]), *parts, others)
+        return cls(row["trial"], row["setting"], row["cell"], int(row["seed"]), *parts, others)
 
 
-def gather(runner: Runner, setting: Setting, cells: Iterable[Cell]) -> list[Outcome]:
-    """Return the outcomes of all trials of some cells that have ended."""
+def gather(
+    runner: Runner, setting: Setting, cells: Iterable[Cell], known: dict[str, Outcome]
+) -> list[Outcome]:
+    """Return the outcomes of all trials of some cells that have ended, or are known by name."""
     outcomes = []
     for cell in cells:
         for seed in range(1, setting.seeds + 1):
-            result = runner.result_of(setting.trial(cell, seed))
+            trial = setting.trial(cell, seed)
+            result = runner.result_of(trial)
             if result is not None:
-                outcomes.append(_outcome(setting.name, cell.name, seed, result))
+                place = trial.name, setting.name, cell.name, seed
+                outcomes.append(Outcome(*place, *_numbers(result)))
+            elif trial.name in known:
+                outcomes.append(known[trial.name])
     return outcomes
 
 
-def _outcome(setting: str, cell: str, seed: int, result: dict[str, Any]) -> Outcome:
+def _numbers(result: dict[str, Any]) -> tuple[dict[str, float], ...]:
     edges, counts = (np.array(result["classes"][name]) for name in ("edges", "counts"))
     centres, share = (edges[1:] + edges[:-1]) / 2, counts / counts.sum()
     mean = float(share @ centres)
@@ -79,7 +87,7 @@ def _outcome(setting: str, cell: str, seed: int, result: dict[str, Any]) -> Outc
         "class_deviation": float(np.sqrt(share @ (centres - mean) ** 2)),
         "seconds": result["seconds"],
     }
-    return Outcome(setting, cell, seed, result[VALIDATION], result[TEST], others)
+    return result[VALIDATION], result[TEST], others
 
 
 def write(path: str, outcomes: Iterable[Outcome]) -> None:
@@ -91,7 +99,9 @@ def write(path: str, outcomes: Iterable[Outcome]) -> None:
 
 
 def read(path: str) -> list[Outcome]:
-    """Read what `write` wrote."""
+    """Read what `write` wrote; nothing if there is no file."""
+    if not os.path.exists(path):
+        return []
     with open(path, encoding="utf-8", newline="") as file:
         return [Outcome.from_row(row) for row in csv.DictReader(file)]
 

@@ -39,9 +39,13 @@ def write(output: str, targets: Sequence[str], studies: Sequence[Study], runner:
         The main one first, whose figures are drawn.
     runner : Runner
     """
+    trials = os.path.join(output, TRIALS)
     found = [outcome for study in studies for outcome in study.outcomes()]
-    files.write(os.path.join(output, TRIALS), found)
-    found = files.read(os.path.join(output, TRIALS))  # the page follows from the file to the digit
+    names = {outcome.trial for outcome in found}
+    others = [outcome for outcome in files.read(trials) if outcome.trial not in names]
+    files.write(trials, found + others)
+    # The page follows from the file to the digit.
+    found = [outcome for outcome in files.read(trials) if outcome.trial in names]
     measured = speed.read(os.path.join(output, speed.FILE))
     with AtomicFile(os.path.join(output, PAGE), "w") as file:
         file.write(page(found, [study.setting for study in studies], targets, measured))

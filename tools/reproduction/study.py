@@ -34,10 +34,13 @@ class Study:
     ----------
     runner : Runner
     setting : Setting
+    known : sequence of Outcome
+        Of trials that need not be run.
     """
 
-    def __init__(self, runner: Runner, setting: Setting):
+    def __init__(self, runner: Runner, setting: Setting, known: Sequence[Outcome] = ()):
         self._runner, self.setting = runner, setting
+        self._known = {outcome.trial: outcome for outcome in known}
 
     def run(self, targets: Iterable[str]) -> None:
         """Run all trials of some tables and figures, until the time is up."""
@@ -46,20 +49,27 @@ class Study:
         for group in dict.fromkeys(group for target in targets for group in TARGETS[target].tuned):
             seeds = TUNING_SEEDS if "arcface" in group else self.setting.seeds
             tuning += self.setting.trials(tuned_cells(self.setting.part)[group], seeds)
-        if tuning:
-            self._runner.run(tuning, f"{self.setting.name}: tuning")
+        self._train(tuning, "tuning")
         cells = self.cells()
         rows = dict.fromkeys(row for target in targets for row in TARGETS[target].rows)
         chosen = [cells[row] for row in rows if row in cells]
-        self._runner.run(self.setting.trials(chosen), f"{self.setting.name}: all seeds")
+        self._train(self.setting.trials(chosen), "all seeds")
+
+    def _train(self, trials: Sequence[Trial], desc: str) -> None:
+        unknown = [trial for trial in trials if trial.name not in self._known]
+        if unknown:
+            self._runner.run(unknown, f"{self.setting.name}: {desc}")
 
     def cells(self) -> dict[str, Cell]:
         """Return all cells by name, as `known_cells`."""
         groups = tuned_cells(self.setting.part).values()
         tuned = [cell for group in groups for cell in group if self.setting.is_wanted(cell)]
-        return known_cells(gather(self._runner, self.setting, tuned), self.setting)
+        return known_cells(self._gather(tuned), self.setting)
 
     def outcomes(self) -> list[Outcome]:
         """Return what all trials have found that have ended."""
         cells = {cell.name: cell for cell in self.cells().values() if self.setting.is_wanted(cell)}
-        return gather(self._runner, self.setting, cells.values())
+        return self._gather(cells.values())
+
+    def _gather(self, cells: Iterable[Cell]) -> list[Outcome]:
+        return gather(self._runner, self.setting, cells, self._known)

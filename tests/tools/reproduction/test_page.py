@@ -6,6 +6,7 @@ import pytest
 
 import dsoftmax.tools.reproduction
 from dsoftmax.tools.reproduction import outcomes, report, scales, speed
+from dsoftmax.tools.reproduction.study import known_cells
 
 FOLDER = Path(dsoftmax.tools.reproduction.__path__[0])
 SETTINGS = scales.small_settings(5)
@@ -23,6 +24,10 @@ def test_tables_and_verdicts_follow_from_the_numbers(found):
     )
 
 
-def test_numbers_belong_to_settings_that_exist(found):
+def test_numbers_belong_to_trials_of_settings_that_exist(found):
+    for setting in SETTINGS:
+        cells = {cell.name: cell for cell in known_cells(found, setting).values()}
+        for one in (one for one in found if one.setting == setting.name):
+            assert one.trial == setting.trial(cells[one.cell], one.seed).name
     assert {one.setting for one in found} <= {setting.name for setting in SETTINGS}
     assert all(0 <= value <= 1 for one in found for value in one.test.values())

@@ -20,7 +20,7 @@ def outcome(cell, seed, validation, test, spread=0.1, negatives=312.0):
     others = {"negatives": negatives, "positive_cosine": 0.5, "seconds": 1.0}
     others.update(class_mean=0.0, class_deviation=spread)
     figures = [dict.fromkeys(NAMES, value) for value in (validation, test)]
-    return Outcome("made-up", cell, seed, *figures, others)
+    return Outcome(f"{cell}-{seed}", "made-up", cell, seed, *figures, others)
 
 
 @pytest.fixture
