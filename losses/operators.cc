@@ -294,8 +294,10 @@ void spread(const float* slopes, const int32_t* place, const float* inverse, int
   const int64_t step = fixed ? fixed : centres;
 #pragma omp simd
   for (int64_t j = 0; j < classes; ++j) {
+    const float slope = slopes[j];
+    const int32_t at = place[j];
     for (int64_t k = 0; k < step; ++k) {
-      out[j * step + k] = place[j] == k ? slopes[j] * inverse[j * step + k] : 0.0f;
+      out[j * step + k] = (k == at ? slope : 0.0f) * inverse[j * step + k];
     }
   }
 }

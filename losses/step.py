@@ -206,10 +206,15 @@ class ShardStep:
         centres = self._inputs.subcentres
         if centres == 1:
             return cosine, direction
-        self._is_nearest = nd.one_hot(cosine.reshape((-1, centres)).argmax(axis=1), centres)
-        by_sample = scale_rows(direction, self._is_nearest.reshape(-1))
-        direction = by_sample.reshape((-1, centres, direction.shape[1])).sum(axis=1)
-        return cosine.reshape((-1, centres)).max(axis=1), direction
+        by_sample = cosine.reshape((-1, centres))
+        nearest = by_sample.argmax(axis=1)
+        self._is_nearest = nd.one_hot(nearest, centres)
+        pair = nearest + from_numpy(
+            centres * np.arange(len(self.samples)), nearest.context, "float32"
+        )
+        count, width = direction.shape
+        direction = nd.Embedding(pair, direction, input_dim=count, output_dim=width)
+        return nd.pick(by_sample, nearest), direction
 
     def _take_targets(self) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray | None]:
         """Return embeddings, weights and 1 / the weights' lengths of the pairs in the shard."""
