@@ -385,18 +385,18 @@ def nearest_of(
     if inverse is not None:
         nd.broadcast_mul(logits, inverse.reshape((1, -1)), out=logits)
     batch, classes = len(logits), logits.shape[1] // centres
-    by_class = logits.reshape((batch, classes, centres))
-    # Centre by centre: max and argmax along the short axis take many times as long.
     names = ("nearest", "place", "other", "mask")
     nearest, place, other, is_nearer = (workspace.get(name, batch, classes) for name in names)
-    place[:] = 0
+    # Centre by centre: max and argmax along the short axis take many times as long.
     for number in range(centres):
-        out = (other if number else nearest).reshape((batch, classes, 1))
-        nd.slice_axis(by_class, axis=2, begin=number, end=number + 1, out=out)
+        every = {"begin": (number,), "end": (None,), "step": (centres,)}
+        out = other if number else nearest
+        nd.slice(logits.reshape(-1), **every, out=out.reshape(-1))
         if number:
-            nd.broadcast_greater(other, nearest, out=is_nearer)
-            nd.broadcast_maximum(place, number * is_nearer, out=place)
+            nd.broadcast_greater(other, nearest, out=is_nearer if number > 1 else place)
             nd.broadcast_maximum(nearest, other, out=nearest)
+        if number > 1:
+            nd.broadcast_maximum(place, number * is_nearer, out=place)
     return nearest, place
 
 
