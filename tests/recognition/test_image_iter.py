@@ -48,6 +48,30 @@ def test_order(rec):
     assert labels_of(again).tolist() == first.tolist()
 
 
+def test_seq_is_the_order_of_an_epoch(rec):
+    iterator = FaceImageIter(1, (3, 32, 32), rec, shuffle=True)
+    record = mx.recordio.MXIndexedRecordIO(rec.replace(".rec", ".idx"), rec, "r")
+
+    def labels_by_file():
+        return [mx.recordio.unpack(record.read_idx(key))[0].label for key in iterator.seq]
+
+    for _ in range(2):
+        iterator.reset()
+        assert labels_of(iterator).tolist() == labels_by_file()
+    iterator.seq = iterator.seq[:10]
+    expected = labels_by_file()
+    iterator.reset()
+    assert sorted(labels_of(iterator)) == sorted(expected)
+    assert iterator.num_samples() == 10
+    in_order = FaceImageIter(1, (3, 32, 32), rec)
+    in_order.seq = [7, 2]
+    in_order.reset()
+    assert labels_of(in_order).tolist() == [1, 0]
+    in_order.seq = [7, 99]
+    with pytest.raises(ValueError, match="99"):
+        in_order.reset()
+
+
 def test_keys_and_ranges_are_those_of_the_file(rec):
     iterator = FaceImageIter(4, (3, 32, 32), rec, shuffle=True, images_filter=5)
     record = mx.recordio.MXIndexedRecordIO(rec.replace(".rec", ".idx"), rec, "r")
