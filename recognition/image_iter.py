@@ -7,6 +7,7 @@ module.fit(FaceImageIter(128, (3, 112, 112), "faces_emore/train.rec", shuffle=Tr
 
 from __future__ import annotations
 
+import threading
 from typing import Iterator, Sequence
 
 import numpy as np
@@ -137,7 +138,12 @@ class FaceImageIter(io.DataIter):
         """Return the next batch; raise StopIteration at the end of the epoch."""
         if self._batches is None:
             self.reset()
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except RuntimeError:  # at the end of a process, its pools of threads take no more tasks
+            if not threading.current_thread().daemon:
+                raise
+            raise StopIteration from None  # so mx.io.PrefetchingIter ends without a traceback
         data = nd.array(batch.data, dtype="float32")
         if self._mean is not None:
             data = nd.broadcast_sub(data, self._mean) * MEAN_SCALE

@@ -1,5 +1,8 @@
 """insightface's iterator: what scripts read of it, and what a Module trains on."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -102,6 +105,26 @@ def test_mean(rec):
     )
     mean = np.reshape([10, 20, 30], (3, 1, 1))
     np.testing.assert_allclose(less, (plain - mean) / 128, rtol=1e-6)
+
+
+def test_a_prefetching_thread_ends_with_its_process(rec, monkeypatch):
+    def submit(*_):
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        FaceImageIter(4, (3, 32, 32), rec).next()
+    ended = []
+
+    def prefetch():
+        with pytest.raises(StopIteration):
+            FaceImageIter(4, (3, 32, 32), rec).next()
+        ended.append(True)
+
+    thread = threading.Thread(target=prefetch, daemon=True)
+    thread.start()
+    thread.join()
+    assert ended
 
 
 @pytest.mark.parametrize(

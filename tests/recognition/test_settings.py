@@ -255,7 +255,7 @@ class TestOwnConfig:
         (tmp_path / "config.py").write_text(
             "from dsoftmax.recognition.config import *\nloss.mine = edict(loss_name='arcsoftmax')\n"
         )
-        with pytest.raises(ValueError, match="^--loss mine: there is no loss_name 'arcsoftmax'"):
+        with pytest.raises(ValueError, match=r"^--loss mine: there is no loss_name 'arcsoftmax'"):
             parse(["--config", str(tmp_path / "config.py"), "--loss", "mine"])
 
     def test_a_loss_of_your_own(self, tmp_path, monkeypatch):
