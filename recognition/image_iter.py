@@ -127,7 +127,7 @@ class FaceImageIter(io.DataIter):
 
     def _images(self, keys: Sequence[int]) -> np.ndarray:
         """Return the numbers of images with these keys."""
-        known = self._pipeline.records.keys
+        known, keys = self._pipeline.records.keys, np.asarray(keys, np.int64)
         images = np.searchsorted(known, keys).clip(max=len(known) - 1)
         strange = np.flatnonzero(known[images] != keys)
         if len(strange):
