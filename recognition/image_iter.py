@@ -7,6 +7,7 @@ module.fit(FaceImageIter(128, (3, 112, 112), "faces_emore/train.rec", shuffle=Tr
 
 from __future__ import annotations
 
+import threading
 from typing import Iterator, Sequence
 
 import numpy as np
@@ -52,7 +53,8 @@ class FaceImageIter(io.DataIter):
     Attributes
     ----------
     seq : list of int or None
-        The keys of all images, if they are shuffled.
+        The keys of an epoch's images, in its order, if they are shuffled. You may set other ones:
+        the next epochs hold these.
     id2range : dict of int to (int, int)
         For each identity record of the file the keys of its images, from the first to before the
         last. Empty if the file has no such records.
@@ -101,6 +103,7 @@ class FaceImageIter(io.DataIter):
         self.provide_data = [io.DataDesc(data_name, (batch_size, *data_shape))]
         self.provide_label = [io.DataDesc(label_name, (batch_size,))]
         self._mean = None if mean is None else nd.array(mean).reshape((1, 3, 1, 1))
+        self._shuffle = shuffle
         images, labels = self._pipeline.images_and_classes()
         records = self._pipeline.records
         self.imgidx = records.keys[images].tolist()
@@ -111,18 +114,36 @@ class FaceImageIter(io.DataIter):
 
     def num_samples(self) -> int:
         """Return the number of images per epoch."""
-        return len(self.imgidx)
+        return len(self.imgidx if self.seq is None else self.seq)
 
     def reset(self) -> None:
         """Begin the next epoch."""
         self._epoch += 1
-        self._batches = self._pipeline.epoch(self._epoch)
+        if self.seq is not None and self._shuffle:
+            order = np.random.default_rng((self._pipeline.seed, self._epoch))
+            self.seq = order.permutation(self.seq).tolist()
+        keys = self.imgidx if self.seq is None else self.seq
+        self._batches = self._pipeline.batches(self._images(keys), self._epoch)
+
+    def _images(self, keys: Sequence[int]) -> np.ndarray:
+        """Return the numbers of images with these keys."""
+        known, keys = self._pipeline.records.keys, np.asarray(keys, np.int64)
+        images = np.searchsorted(known, keys).clip(max=len(known) - 1)
+        strange = np.flatnonzero(known[images] != keys)
+        if len(strange):
+            raise ValueError(f"seq: the file has no image with the key {keys[strange[0]]}")
+        return images
 
     def next(self) -> io.DataBatch:
         """Return the next batch; raise StopIteration at the end of the epoch."""
         if self._batches is None:
             self.reset()
-        batch = next(self._batches)
+        try:
+            batch = next(self._batches)
+        except RuntimeError:  # at the end of a process, its pools of threads take no more tasks
+            if not threading.current_thread().daemon:
+                raise
+            raise StopIteration from None  # so mx.io.PrefetchingIter ends without a traceback
         data = nd.array(batch.data, dtype="float32")
         if self._mean is not None:
             data = nd.broadcast_sub(data, self._mean) * MEAN_SCALE

@@ -34,8 +34,9 @@ class Position(NamedTuple):
 def describe(plan: Plan, head: Head | TripletHead) -> list[str]:
     """Return the lines that say what will be trained, as insightface's scripts print them."""
     settings = plan.settings
+    gpus = sum(context.device_type == "gpu" for context in plan.contexts)
     return [
-        f"gpu num: {sum(context.device_type == 'gpu' for context in plan.contexts)}",
+        f"gpu num: {gpus}" if gpus else "use cpu",
         f"devices {', '.join(map(str, plan.contexts))}",
         f"prefix {settings.prefix}",
         f"image_size {list(plan.pipeline.image_size)}",

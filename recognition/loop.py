@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import sys
+import time
 from typing import Any, Iterator
 
 import numpy as np
@@ -217,6 +218,7 @@ class Run:
         self._finish()
 
     def _train_epoch(self) -> None:
+        started = time.perf_counter()
         self._log.say("call reset()")
         batch_size = self.plan.batch_size
         batches = self._batches(self._images_seen // batch_size)
@@ -233,12 +235,15 @@ class Run:
                 self._checkpoint()
             if is_last or self._signals.agreed:
                 return
+        if self._signals.agreed:
+            return  # it has not begun: its triplets are incomplete
+        self._log.info(f"Epoch[{self.epoch}] Time cost={time.perf_counter() - started:.3f}")
         self.epoch, self._images_seen = self.epoch + 1, 0
 
     def _batches(self, start: int) -> Iterator[Batch]:
         """Return the batches of the epoch from step `start` of it on."""
         if self.trained.miner:
-            return self.trained.miner.epoch(self.epoch, start, self._log.say)
+            return self.trained.miner.epoch(self.epoch, start, self._log.say, self._is_stopping)
         return self.plan.pipeline.epoch(self.epoch, start)
 
     def train_step(self, batch: Batch) -> float:

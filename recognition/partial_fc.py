@@ -44,7 +44,7 @@ def explain(module: Any, path: str, chosen: Mapping[str, str | None]) -> str:
     config = module.config
     lines = [
         f"--config {path}: this is a configuration of Partial FC, which is not read here; the same "
-        "run is",
+        "run, to which you may add other flags such as --models-root, is",
         "python -u recognition/train.py " + shlex.join(_flags(config, names)),
         *_notes(config),
     ]

@@ -375,7 +375,7 @@ def loss_of(
     preset = config.get("loss_name", name)
     if preset not in (MARGIN_SOFTMAX, *presets.names()):
         raise ValueError(
-            f"--loss {name}: there is no loss_name {preset!r}; legal are {MARGIN_SOFTMAX}, "
+            f"there is no loss_name {preset!r}; legal are {MARGIN_SOFTMAX}, "
             f"{', '.join(presets.names())}, triplet, atriplet"
         )
     legal = presets.resolve("combined" if preset == MARGIN_SOFTMAX else preset).options

@@ -22,6 +22,10 @@ class NoTripletsError(ValueError):
     """There are too few semi-hard triplets for a batch."""
 
 
+class StoppedError(Exception):
+    """The run is to stop, and its triplets are not complete."""
+
+
 class TripletMiner:
     """Makes the epochs of a run with a triplet loss.
 
@@ -63,7 +67,13 @@ class TripletMiner:
         self._bags_done = 0
         self.triplets = np.empty((0, IMAGES), np.int64)
 
-    def epoch(self, epoch: int, start: int, say: Callable[[str], Any]) -> Iterator[Batch]:
+    def epoch(
+        self,
+        epoch: int,
+        start: int,
+        say: Callable[[str], Any],
+        is_stopping: Callable[[], bool] = lambda: False,
+    ) -> Iterator[Batch]:
         """Yield the batches of an epoch from step `start` on.
 
         Parameters
@@ -72,9 +82,15 @@ class TripletMiner:
             Triplets are mined if `start` is 0; a resumed epoch goes on with those of its state.
         say : callable
             Takes lines for the log.
+        is_stopping : callable
+            Whether the run is to stop now. There are no batches then: a bag may take minutes, for
+            which whoever sent the signal may not wait.
         """
         if not start:
-            self.triplets = self._mine(say)
+            try:
+                self.triplets = self._mine(say, is_stopping)
+            except StoppedError:
+                return
         triplets = self.triplets[: len(self.triplets) // self._per_step * self._per_step]
         blocks = triplets.reshape(-1, self._block // IMAGES, IMAGES)
         yield from self._pipeline.batches(blocks.swapaxes(1, 2).ravel(), epoch, start)
@@ -83,18 +99,17 @@ class TripletMiner:
     def _per_step(self) -> int:
         return self._pipeline.batch_size // IMAGES
 
-    def _mine(self, say: Callable[[str], Any]) -> np.ndarray:
+    def _mine(self, say: Callable[[str], Any], is_stopping: Callable[[], bool]) -> np.ndarray:
         """Mine bag after bag until there are enough triplets; at most a pass, or two bags."""
         found = np.empty((0, IMAGES), np.int64)
-        for _ in range(max(self.bags.per_pass, 2)):
-            number = self._bags_done
+        first = self._bags_done
+        for number in range(first, first + max(self.bags.per_pass, 2)):
             say(f"eval {self.bags.size} images.. {number % self.bags.per_pass * self.bags.size}")
-            triplets = self._mine_bag(number)
+            triplets = self._mine_bag(number, is_stopping)
             say(f"found triplets {len(triplets)}")
             found = np.concatenate([found, triplets])
-            self._bags_done += 1
             if len(found) >= LEAST_BATCHES * self._per_step:
-                return found
+                break
         if len(found) < self._per_step:
             raise NoTripletsError(
                 f"{self._pipeline.records.path}: {len(found)} semi-hard triplets are fewer than "
@@ -102,9 +117,10 @@ class TripletMiner:
                 "alpha, or has collapsed. Take a smaller --per-batch-size, or another alpha by "
                 "--loss-option"
             )
+        self._bags_done = number + 1  # only now: a run that is stopped before mines them again
         return found
 
-    def _mine_bag(self, number: int) -> np.ndarray:
+    def _mine_bag(self, number: int, is_stopping: Callable[[], bool]) -> np.ndarray:
         places = self.bags.draw(number)
         images, records = self._images[places], self._pipeline.records
 
@@ -122,6 +138,8 @@ class TripletMiner:
             desc="mining triplets",
             flip=False,
         ):
+            if is_stopping():
+                raise StoppedError
             is_readable[[place for place, _ in batch.unreadable]] = False
             if batch.views.shape[2]:
                 of_batch = slice(batch.start, batch.start + len(batch.views))

@@ -22,6 +22,14 @@ REPOSITORY = Path(__file__).resolve().parent.parent
 FOLDERS = ("losses", "recognition", "eval", "tools")
 READMES = ("README.md", *(f"{folder}/README.md" for folder in FOLDERS))
 DOCUMENTS = (*READMES, "CONTRIBUTING.md", "CHANGELOG.md", "SECURITY.md", "tools/planning.md")
+# Of insightface's src/train_softmax.py when it was removed.
+TRAIN_SOFTMAX = (
+    "data-dir prefix pretrained ckpt loss-type verbose max-steps end-epoch network image-size "
+    "version-se version-input version-output version-unit version-multiplier version-act "
+    "use-deformable lr lr-steps wd fc7-wd-mult fc7-lr-mult fc7-no-bias bn-mom mom emb-size "
+    "per-batch-size margin-m margin-s margin-a margin-b easy-margin margin beta beta-min "
+    "beta-freeze gamma power scale rand-mirror cutoff color images-filter target ce-loss"
+)
 RECIPE = "linear_margin"  # the loss that CONTRIBUTING.md adds
 
 
@@ -47,6 +55,14 @@ def code_spans(document, ours=False):
         for table in re.findall(r"^\| there \| here \|\n(?:\|.*\n)+", text, re.MULTILINE):
             text = text.replace(table, re.sub(r"^\|[^|]*\|", "|", table, flags=re.MULTILINE))
     return [span.replace("\n", " ") for span in re.findall(r"`([^`]+)`", text)]
+
+
+def test_no_flag_of_train_softmax_is_left_out():
+    section = (
+        read("recognition/README.md").split("### `src/train_softmax.py`")[1].split("\n### ")[0]
+    )
+    there = re.findall(r"--([\w-]+)", " ".join(re.findall(r"^\|([^|]*)\|", section, re.MULTILINE)))
+    assert set(TRAIN_SOFTMAX.split()) <= set(there)
 
 
 # Snippets

@@ -14,6 +14,8 @@ A list has one image per line, with paths relative to --input, in one of these f
     index label path                               MXNet's im2rec .lst, separated by tabs
     path,label,x1,y1,..,x5,y5                      a csv with this heading
 
+A folder as insightface's dir2rec.py takes it, with label.txt and a folder images, needs no --list.
+
 Labels that are whole numbers are kept; names are numbered in sorted order, and identities.csv says
 whose label is which. If --output has that file already (with --overwrite, or copied there), its
 labels stay and new people get the next ones. An image with five landmarks (eyes, nose tip, mouth
@@ -41,10 +43,8 @@ from dsoftmax.recognition.common.cli import (
 from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.folders import (
     EXTENSIONS,
-    Scan,
     build,
-    read_list,
-    scan_folder,
+    find_sources,
 )
 from dsoftmax.recognition.data.images import FEW, JPEG_QUALITY, fitted_warning
 
@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("dir2rec", __doc__)
     files = parser.add_argument_group("files")
     files.add_argument("--input", required=True, help="folder of the images")
-    files.add_argument("--list", help="list file; without it, --input has one folder per identity")
+    files.add_argument("--list", help="list of images; by default one folder per identity")
     files.add_argument("--output", required=True, help="folder of the dataset")
     files.add_argument("--overwrite", action="store_true", help="replace an existing dataset")
     images = parser.add_argument_group("images")
@@ -71,7 +71,7 @@ def build_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
     find = open_finder(args.detector, args.face)
-    scan = Scan(read_list(args.list, args.input), [], []) if args.list else scan_folder(args.input)
+    scan = find_sources(args.input, args.list)
     summary = build(
         scan.sources,
         args.output,

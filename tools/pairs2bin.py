@@ -3,6 +3,7 @@
     python tools/pairs2bin.py --data-dir lfw --pairs pairs.txt --output lfw.bin
     python tools/pairs2bin.py --data-dir people --output people.bin
 
+The list of pairs is --pairs, or one that LFW, AgeDB or insightface's scripts put into --data-dir.
 Without a list, pairs are drawn from one folder per person: half of them the same, in random order.
 People are drawn first, then their images, so that everyone counts about equally.
 A list has one of these forms, recognized by its content:
@@ -40,7 +41,14 @@ from dsoftmax.recognition.common.cli import (
 from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.images import fitted_warning
 from dsoftmax.recognition.data.packs import write_pack
-from dsoftmax.recognition.data.pairs import describe_people, draw_pairs, make_pack, read_pairs
+from dsoftmax.recognition.data.pairs import (
+    LISTS,
+    describe_people,
+    draw_pairs,
+    find_list,
+    make_pack,
+    read_pairs,
+)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -48,13 +56,16 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("pairs2bin", __doc__)
     files = parser.add_argument_group("files")
     files.add_argument("--data-dir", required=True, help="folder of the images")
-    files.add_argument("--pairs", help="list of pairs; without it, pairs are drawn")
+    files.add_argument(
+        "--pairs",
+        help=f"list of pairs; by default {', '.join(LISTS)} of --data-dir, or pairs are drawn",
+    )
     files.add_argument("--output", required=True, help="the .bin file")
     images = parser.add_argument_group("images")
     images.add_argument("--image-size", type=image_size, default="112,112", help="height,width")
     add_threads_flag(images)
     add_detector_flags(parser)
-    drawing = parser.add_argument_group("without --pairs")
+    drawing = parser.add_argument_group("without a list of pairs")
     drawing.add_argument("--most", type=int, default=6000, help="number of pairs to draw")
     drawing.add_argument("--seed", type=int, default=0, help="of the random choice")
     return parser
@@ -64,8 +75,10 @@ def build_parser() -> argparse.ArgumentParser:
 def main(args: argparse.Namespace) -> None:
     """Run the command."""
     find = open_finder(args.detector, args.face)
-    if args.pairs:
-        pairs = read_pairs(args.pairs, args.data_dir)
+    listed = args.pairs or find_list(args.data_dir)
+    if listed:
+        print(f"pairs of {listed}")
+        pairs = read_pairs(listed, args.data_dir)
     else:
         pairs = draw_pairs(args.data_dir, args.most, args.seed)
     made = make_pack(args.output, pairs, args.image_size, args.threads, find)

@@ -43,6 +43,7 @@ COLUMNS = ["path", "label", *COORDINATES]  # of a csv
 
 
 LABEL_TXT = 15  # columns of insightface's list of landmarks
+LABEL_TXT_LAYOUT = ("label.txt", "images")  # where its dir2rec.py looks for list and images
 
 
 class Source(NamedTuple):
@@ -79,6 +80,24 @@ def natural_key(text: str) -> tuple:
     """Return a sort key that puts ``image2`` before ``image10``."""
     parts = re.split(r"(\d+)", text)
     return [(0, int(part)) if part.isdecimal() else (1, part) for part in parts], text
+
+
+def find_sources(folder: str, path: str | None = None) -> Scan:
+    """Find the images of a dataset.
+
+    Parameters
+    ----------
+    folder : str
+    path : str, optional
+        A list of images in `folder`. Without it, a folder as insightface's ``dir2rec.py`` takes it,
+        with ``label.txt`` and ``images``, has that list, and any other one folder per identity.
+    """
+    if path is None:
+        label_txt, images = (os.path.join(folder, name) for name in LABEL_TXT_LAYOUT)
+        if not (os.path.isfile(label_txt) and os.path.isdir(images)):
+            return scan_folder(folder)
+        path, folder = label_txt, images
+    return Scan(read_list(path, folder), [], [])
 
 
 def scan_folder(folder: str, labelled: bool = True) -> Scan:

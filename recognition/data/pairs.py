@@ -37,6 +37,8 @@ from dsoftmax.recognition.data.images import FindLandmarks, ImageError, fitted_n
 from dsoftmax.recognition.data.packs import Pack
 from dsoftmax.recognition.data.protocols import read_agedb, read_cfp
 
+# Where insightface's lfw2pack.py, build_eval_pack.py and agedb2pack.py look for their pairs.
+LISTS = ("pairs.txt", "pairs_label.txt", "04_FINAL_protocol_30_years.mat")
 TRUTH = {"1": True, "0": False, "true": True, "false": False, "same": True, "different": False}
 
 
@@ -59,6 +61,12 @@ class MadePack(NamedTuple):
     pairs: list[Pair]  # of the pack
     left_out: list[str]  # "path: why", one per pair of which an image can't be used
     fitted: list[str]  # images of another size, as "path (rows x columns)"
+
+
+def find_list(folder: str) -> str | None:
+    """Return the list of pairs that lies beside the images of LFW, AgeDB or insightface's users."""
+    paths = (os.path.join(folder, name) for name in LISTS)
+    return next(filter(os.path.exists, paths), None)
 
 
 def read_pairs(path: str, folder: str) -> list[Pair]:

@@ -1,5 +1,8 @@
 """insightface's iterator: what scripts read of it, and what a Module trains on."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -48,6 +51,30 @@ def test_order(rec):
     assert labels_of(again).tolist() == first.tolist()
 
 
+def test_seq_is_the_order_of_an_epoch(rec):
+    iterator = FaceImageIter(1, (3, 32, 32), rec, shuffle=True)
+    record = mx.recordio.MXIndexedRecordIO(rec.replace(".rec", ".idx"), rec, "r")
+
+    def labels_by_file():
+        return [mx.recordio.unpack(record.read_idx(key))[0].label for key in iterator.seq]
+
+    for _ in range(2):
+        iterator.reset()
+        assert labels_of(iterator).tolist() == labels_by_file()
+    iterator.seq = iterator.seq[:10]
+    expected = labels_by_file()
+    iterator.reset()
+    assert sorted(labels_of(iterator)) == sorted(expected)
+    assert iterator.num_samples() == 10
+    in_order = FaceImageIter(1, (3, 32, 32), rec)
+    in_order.seq = [7, 2]
+    in_order.reset()
+    assert labels_of(in_order).tolist() == [1, 0]
+    in_order.seq = [7, 99]
+    with pytest.raises(ValueError, match="99"):
+        in_order.reset()
+
+
 def test_keys_and_ranges_are_those_of_the_file(rec):
     iterator = FaceImageIter(4, (3, 32, 32), rec, shuffle=True, images_filter=5)
     record = mx.recordio.MXIndexedRecordIO(rec.replace(".rec", ".idx"), rec, "r")
@@ -78,6 +105,26 @@ def test_mean(rec):
     )
     mean = np.reshape([10, 20, 30], (3, 1, 1))
     np.testing.assert_allclose(less, (plain - mean) / 128, rtol=1e-6)
+
+
+def test_a_prefetching_thread_ends_with_its_process(rec, monkeypatch):
+    def submit(*_):
+        raise RuntimeError("cannot schedule new futures after shutdown")
+
+    monkeypatch.setattr(ThreadPoolExecutor, "submit", submit)
+    with pytest.raises(RuntimeError, match="after shutdown"):
+        FaceImageIter(4, (3, 32, 32), rec).next()
+    ended = []
+
+    def prefetch():
+        with pytest.raises(StopIteration):
+            FaceImageIter(4, (3, 32, 32), rec).next()
+        ended.append(True)
+
+    thread = threading.Thread(target=prefetch, daemon=True)
+    thread.start()
+    thread.join()
+    assert ended
 
 
 @pytest.mark.parametrize(

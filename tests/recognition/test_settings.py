@@ -251,6 +251,13 @@ class TestOwnConfig:
         found = parse([*flags, "--m1", "1", "--m2", "0.4", "--m3", "0"]).loss_options
         assert (found["preset"], found["m2"]) == ("arcface", 0.4)
 
+    def test_an_unknown_loss_name(self, tmp_path):
+        (tmp_path / "config.py").write_text(
+            "from dsoftmax.recognition.config import *\nloss.mine = edict(loss_name='arcsoftmax')\n"
+        )
+        with pytest.raises(ValueError, match=r"^--loss mine: there is no loss_name 'arcsoftmax'"):
+            parse(["--config", str(tmp_path / "config.py"), "--loss", "mine"])
+
     def test_a_loss_of_your_own(self, tmp_path, monkeypatch):
         monkeypatch.setattr(presets, "PRESETS", dict(presets.PRESETS))
         (tmp_path / "config.py").write_text(

@@ -33,7 +33,7 @@ class TestFiles:
         out, err = capsys.readouterr()
         folder = folder_of(made)
         for line in (
-            "gpu num: 0",
+            "use cpu",
             "num_classes 5",
             "image_size [32, 32]",
             "ver val",
@@ -50,6 +50,7 @@ class TestFiles:
         assert "[val][12]Accuracy-Flip: " in out
         assert "[12]Accuracy-Highest: " in out
         assert "INFO:root:Epoch[0] Batch [0-2]\tSpeed: " in err
+        assert re.search(r"^INFO:root:Epoch\[0\] Time cost=\d+\.\d{3}$", err, re.MULTILINE)
         log = (folder / "train.log").read_text()
         assert "[val][4]XNorm: " in log
         assert re.search(r"samples/sec\tacc=[01]\.\d{6}\tlossvalue=\d", log)

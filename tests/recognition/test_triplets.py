@@ -1,9 +1,12 @@
 """Runs with a triplet loss."""
 
+import signal
+
+import mxnet as mx
 import numpy as np
 import pytest
 
-from dsoftmax.recognition import loop, train
+from dsoftmax.recognition import loop, train, triplets
 from dsoftmax.recognition.networks.layers import BatchNorm
 from dsoftmax.recognition.settings import parse
 from tests.recognition.runs import COUNTS, folder_of, newest, read_table
@@ -157,6 +160,29 @@ def test_a_whole_run(flags, capsys):
     assert [int(row["step"]) for row in rows] == [2, 4, 6, 8]
     assert all(np.isfinite(float(row["loss"])) for row in rows)
     assert np.load(newest(made) / "classes.npy").shape == (0, 8)
+
+
+def test_a_signal_stops_the_search(flags, monkeypatch, capsys):
+    made = flags(**TRIPLET, max_steps=4)
+    assert train.main(made) == 0
+    expected = mx.nd.load(f"{folder_of(made)}/model-0000.params")
+    embed_batches, embedded = triplets.embed_batches, []
+
+    def embed_until_a_signal(*args, **options):
+        for batch in embed_batches(*args, **options):
+            embedded.append(batch)
+            signal.raise_signal(signal.SIGTERM)
+            yield batch
+
+    made = flags(**TRIPLET, max_steps=4, extra_model_name="stopped")
+    with monkeypatch.context() as patched:
+        patched.setattr(triplets, "embed_batches", embed_until_a_signal)
+        assert train.main(made) != 0
+    assert len(embedded) == 1
+    assert "stopped by signal 15: saving step 0" in capsys.readouterr().out
+    assert train.main([*made, "--resume"]) == 0
+    for key, array in mx.nd.load(f"{folder_of(made)}/model-0000.params").items():
+        np.testing.assert_array_equal(array.asnumpy(), expected[key].asnumpy())
 
 
 def test_unreadable_images_are_in_no_triplet(run_of, monkeypatch):

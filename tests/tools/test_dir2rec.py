@@ -109,6 +109,17 @@ def test_folders_with_digits_are_names_in_a_list_of_landmarks(tmp_path, picture)
     assert records.names == {0: "0007", 1: "0045"}
 
 
+def test_folder_of_insightface(tmp_path, picture):
+    photo = save(tmp_path / "images/zoe/1.png", picture(200, 160))
+    points = ARCFACE_TEMPLATE * 1.2 + (10, 20)
+    (tmp_path / "label.txt").write_text(f"zoe/1.png 1 2 3 4 {' '.join(map(str, points.ravel()))}\n")
+    assert dir2rec.main(["--input", str(tmp_path), "--output", str(tmp_path / "out")]) == 0
+    records = Records(tmp_path / "out")
+    assert records.names == {0: "zoe"}
+    aligned = align(photo, points, (112, 112))
+    assert np.abs(decode(records.read(0)[1]).astype(int) - aligned).mean() < 5
+
+
 def test_maps_that_do_not_fit(tmp_path, picture, capsys):
     save(tmp_path / "in/ann/1.jpg", picture())
     (tmp_path / "list").write_text("ann/1.jpg 3\n")

@@ -57,6 +57,19 @@ def test_pairs_label(faces, run):
     check(pack, content, ["a/1.jpg", "a/2.jpg", "a/1.jpg", "b.jpg"], [True, False])
 
 
+@pytest.mark.parametrize("name", ["pairs.txt", "pairs_label.txt"])
+def test_a_list_beside_the_images_counts(faces, tmp_path, capsys, name):
+    """insightface's packers have no flag for it; drawn pairs would pass for LFW's."""
+    content = faces("a/1.jpg", "a/2.jpg", "b/1.jpg")
+    listed = tmp_path / "faces" / name
+    listed.write_text("a/1.jpg a/2.jpg 1\na/1.jpg b/1.jpg 0\n")
+    output = tmp_path / "own.bin"
+    assert pairs2bin.main(["--data-dir", str(tmp_path / "faces"), "--output", str(output)]) == 0
+    names = ["a/1.jpg", "a/2.jpg", "a/1.jpg", "b/1.jpg"]
+    check(read_pack(output), content, names, [True, False])
+    assert str(listed) in capsys.readouterr().out
+
+
 @pytest.mark.parametrize("heading", ["first,second,issame\n", ""])
 def test_csv(faces, run, heading):
     content = faces("my face.jpg", "b.jpg")
