@@ -7,7 +7,6 @@ module.fit(FaceImageIter(128, (3, 112, 112), "faces_emore/train.rec", shuffle=Tr
 
 from __future__ import annotations
 
-import threading
 from typing import Iterator, Sequence
 
 import numpy as np
@@ -140,10 +139,12 @@ class FaceImageIter(io.DataIter):
             self.reset()
         try:
             batch = next(self._batches)
-        except RuntimeError:  # at the end of a process, its pools of threads take no more tasks
-            if not threading.current_thread().daemon:
+        except RuntimeError as error:
+            # At the end of a process, its pools of threads take no more tasks: the thread of
+            # mx.io.PrefetchingIter is to end without a traceback.
+            if "shutdown" not in str(error):
                 raise
-            raise StopIteration from None  # so mx.io.PrefetchingIter ends without a traceback
+            raise StopIteration from None
         data = nd.array(batch.data, dtype="float32")
         if self._mean is not None:
             data = nd.broadcast_sub(data, self._mean) * MEAN_SCALE
