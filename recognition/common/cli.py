@@ -202,6 +202,23 @@ def rate(text: str) -> float:
     return value
 
 
+def cosine(text: str) -> float:
+    """Parse a flag's cosine.
+
+    Verification prints the squared distance beside each threshold: it must not pass for a cosine.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not -1 <= value <= 1:
+        raise argparse.ArgumentTypeError(
+            f"a cosine is a number from -1 to 1, not {text!r}; a squared distance d is the cosine "
+            "1 - d / 2"
+        )
+    return value
+
+
 def some_of(entries: list[str], most: int = 10) -> str:
     """Lay out the first of many messages, one per line, and count the rest."""
     lines = [f"  {entry}" for entry in entries[:most]]

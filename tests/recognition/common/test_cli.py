@@ -11,6 +11,7 @@ import pytest
 from dsoftmax.recognition.common import cli
 from dsoftmax.recognition.common.cli import (
     command,
+    cosine,
     image_size,
     make_parser,
     print_json,
@@ -163,6 +164,34 @@ def test_rate(text, value):
 def test_bad_rate(text):
     with pytest.raises(argparse.ArgumentTypeError, match="1/64"):
         rate(text)
+
+
+@pytest.mark.parametrize("text", ["-1", "0.35", "1"])
+def test_cosine(text):
+    assert cosine(text) == float(text)
+
+
+@pytest.mark.parametrize("text", ["1.24", "-1.1", "nan", "x"])
+def test_bad_cosine(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="squared distance"):
+        cosine(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("compare", ["a.jpg", "b.jpg", "--threshold"]),
+        ("search", ["query", "a.jpg", "--gallery", "gallery", "--threshold"]),
+        ("clean", ["--input", "faces", "--outlier-threshold"]),
+        ("clean", ["--input", "faces", "--same-person-threshold"]),
+        ("rec_merge", ["--include", "a,b", "--output", "c", "--param1"]),
+        ("rec_merge", ["--include", "a,b", "--output", "c", "--param2"]),
+    ],
+)
+def test_thresholds_are_cosines(command, flags, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"dsoftmax.tools.{command}").main([*flags, "1.24"])
+    assert "a cosine is a number from -1 to 1, not '1.24'" in capsys.readouterr().err
 
 
 def test_some_of():
