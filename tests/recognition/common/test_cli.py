@@ -205,9 +205,14 @@ def test_some_of():
         (MemoryError(), "there is not enough memory"),
         (MemoryError("no room for faces.npy"), "no room for faces.npy"),
         (EOFError(), "a file ends before it should"),
+        (FileNotFoundError(2, "No such file", "none.csv"), "none.csv: No such file"),
+        (
+            OSError(18, "Cross-device link", "a", None, "b"),
+            "[Errno 18] Cross-device link: 'a' -> 'b'",
+        ),
     ],
 )
-def test_errors_that_say_nothing_themselves(error, printed, capsys):
+def test_what_errors_say(error, printed, capsys):
     @command
     def fail(_):
         raise error
