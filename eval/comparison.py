@@ -172,7 +172,7 @@ def rate_line(pair: Pair, calibration: Calibration) -> str:
 
 
 def matrix_lines(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
-    """Lay out the cosines of all pairs; a star for each pair that is taken for one person."""
+    """Lay out the cosines of all pairs; a star, with its meaning, for each of one person."""
     count = len(names)
     cells = [[""] * count for _ in names]
     for pair in pairs:
@@ -186,6 +186,7 @@ def matrix_lines(names: Sequence[str], pairs: Sequence[Pair]) -> list[str]:
             f"({number}) {name:{wide}}" + "".join(f"{cell:>8}" for cell in row)
             for number, (name, row) in enumerate(zip(names, cells), 1)
         ),
+        *([f"* {SAME}"] if any(pair.is_same for pair in pairs) else []),
     ]
 
 

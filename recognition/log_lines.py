@@ -75,6 +75,9 @@ def _describe_figures(plan: Plan, head: Head | TripletHead) -> Iterator[str]:
         yield f"lossvalue = intra + inter{teacher}"
     elif teacher:
         yield f"lossvalue = {plan.settings.loss}{teacher}"
+    if teacher:
+        weight = plan.settings.teacher_weight
+        yield f"teacher is {weight:g} x (1 - the mean cosine with the teacher's embeddings)"
     if head.criterion.dissected and head.criterion.inter_floor(0.0) is not None:
         yield "inter_floor is inter if all negatives were orthogonal"
     yield "cos_y is the mean cosine with the own class"

@@ -408,7 +408,7 @@ def _changes(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """Say which settings differ from those that a state was saved with."""
     now = json.loads(json.dumps(now))  # as a saved state holds them
     return [
-        f"resumed with {name} {now.get(name)}, was {before.get(name)}"
+        f"resumed with {name} {now.get(name)!r}, was {before.get(name)!r}"
         for name in sorted(set(now) | set(before))
         if name != "resume" and now.get(name) != before.get(name)
     ]

@@ -11,8 +11,9 @@ per photograph, under the same name in the same folders, and beside them
 
 The detector is a file that you have: SCRFD of insightface's packs (det_10g.onnx of buffalo_l,
 det_500m.onnx of buffalo_s; it needs the extra onnx), or OpenCV's YuNet
-(face_detection_yunet_2023mar.onnx). Photographs are turned as their EXIF data say. Called again,
-the command goes on where it was stopped, and aligns what is new or was changed.
+(face_detection_yunet_2023mar.onnx or _2026may.onnx; its int8 files were not tried). Photographs are
+turned as their EXIF data say. Called again, the command goes on where it was stopped, and aligns
+what is new or was changed.
 """
 
 from __future__ import annotations

@@ -29,6 +29,7 @@ from dsoftmax.recognition.common.cli import (
     add_json_flag,
     add_threads_flag,
     command,
+    cosine,
     make_parser,
     print_json,
 )
@@ -75,13 +76,13 @@ def build_parser() -> argparse.ArgumentParser:
     looking = parser.add_argument_group("what to look for")
     looking.add_argument(
         "--outlier-threshold",
-        type=float,
+        type=cosine,
         help="cosine below which an image does not belong to its identity (default: what 1 %% of "
         "strangers reach)",
     )
     looking.add_argument(
         "--same-person-threshold",
-        type=float,
+        type=cosine,
         help="cosine from which two identities are one person (default: what the halves of 95 %% "
         "of the identities reach, if no pair of strangers should)",
     )

@@ -29,7 +29,7 @@ from dsoftmax.eval.comparison import (
 from dsoftmax.eval.embed import embed_faces
 from dsoftmax.eval.model_flags import add_model_flags, complaints, model_name, open_model
 from dsoftmax.eval.sheets import save_sheet
-from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
+from dsoftmax.recognition.common.cli import add_json_flag, command, cosine, make_parser, print_json
 from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.inputs import open_images
 
@@ -41,7 +41,7 @@ def build_parser() -> argparse.ArgumentParser:
         "images", nargs="+", help="two or more image files, or a folder or list of them"
     )
     decision = parser.add_argument_group("decision")
-    decision.add_argument("--threshold", type=float, help="cosine above which it is one person")
+    decision.add_argument("--threshold", type=cosine, help="cosine above which it is one person")
     decision.add_argument("--calibration", metavar="FILE", help="results.json of this model")
     decision.add_argument(
         "--far",

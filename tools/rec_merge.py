@@ -25,7 +25,7 @@ import sys
 
 import numpy as np
 
-from dsoftmax.recognition.common.cli import add_threads_flag, command, make_parser
+from dsoftmax.recognition.common.cli import add_threads_flag, command, cosine, make_parser
 from dsoftmax.recognition.data.merging import load_embeddings, merge, select_identities
 from dsoftmax.recognition.data.records import Records
 
@@ -52,14 +52,14 @@ def build_parser() -> argparse.ArgumentParser:
     overlap.add_argument(
         "--overlap",
         "--param1",
-        type=float,
+        type=cosine,
         default=0.3,
         help="cosine from which identities of two datasets are one person",
     )
     overlap.add_argument(
         "--exclude-overlap",
         "--param2",
-        type=float,
+        type=cosine,
         default=0.4,
         help="cosine from which an identity is one of --exclude",
     )

@@ -28,7 +28,7 @@ from dsoftmax.eval.model_flags import add_model_flags, complaints, model_name, o
 from dsoftmax.eval.sheets import save_sheet
 from dsoftmax.eval.top_matches import DTYPES
 from dsoftmax.recognition.common.checks import whole_number
-from dsoftmax.recognition.common.cli import add_json_flag, command, make_parser, print_json
+from dsoftmax.recognition.common.cli import add_json_flag, command, cosine, make_parser, print_json
 from dsoftmax.recognition.data.detection import add_detector_flags, open_finder
 from dsoftmax.recognition.data.inputs import USUAL_SIZE, open_images
 
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
     add.add_argument("--input", required=True, help=INPUT)
     query.add_argument("images", nargs="+", help="photographs, or a folder or list of them")
     query.add_argument("--top", type=int, default=5, help="the most people to show per photograph")
-    query.add_argument("--threshold", type=float, help="show only people with a higher cosine")
+    query.add_argument("--threshold", type=cosine, help="show only people with a higher cosine")
     query.add_argument("--plot", metavar="FILE", help="draw the faces of the people found")
     for action in (add, query):
         action.add_argument("--gallery", required=True, help="folder of the gallery")

@@ -86,14 +86,20 @@ def command(
             name = main.__module__.split(".")[-1]
             if name == "__main__":
                 name = os.path.splitext(os.path.basename(sys.argv[0]))[0]
-            reason = str(error) or REASONS.get(type(error), type(error).__name__)
-            print(f"{program_name(name)}: error: {reason}", file=sys.stderr)
+            print(f"{program_name(name)}: error: {_reason(error)}", file=sys.stderr)
             return 2
         except KeyboardInterrupt:
             print("\ninterrupted; nothing half-written was left behind", file=sys.stderr)
             return 130
 
     return run
+
+
+def _reason(error: Exception) -> str:
+    """Say what is wrong; of a file, its name and the system's words, without their number."""
+    if isinstance(error, OSError) and error.filename is not None and error.filename2 is None:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or REASONS.get(type(error), type(error).__name__)
 
 
 def program_name(name: str) -> str:
@@ -199,6 +205,23 @@ def rate(text: str) -> float:
         value = 0.0
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(f"a rate is a number in (0, 1] or 1/64, not {text!r}")
+    return value
+
+
+def cosine(text: str) -> float:
+    """Parse a flag's cosine.
+
+    Verification prints the squared distance beside each threshold: it must not pass for a cosine.
+    """
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not -1 <= value <= 1:
+        raise argparse.ArgumentTypeError(
+            f"a cosine is a number from -1 to 1, not {text!r}; a squared distance d is the cosine "
+            "1 - d / 2"
+        )
     return value
 
 

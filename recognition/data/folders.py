@@ -124,7 +124,7 @@ def scan_folder(folder: str, labelled: bool = True) -> Scan:
         others = f"\n{some_of(scan.others, FEW)}" if scan.others else ""
         wanted = f"{', '.join(EXTENSIONS)} files"
         if labelled:
-            wanted = f"one folder per identity with {wanted}, or give a --list"
+            wanted = f"one folder per identity with {wanted}, or give a list"
         raise ValueError(f"{folder}: no images in it; it must hold {wanted}{others}")
     return scan
 

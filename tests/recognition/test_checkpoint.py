@@ -130,10 +130,12 @@ def test_killed_at_any_moment(flags):
 
 def test_other_settings_are_told(flags, capsys):
     assert train.main(flags(max_steps=2)) == 0
-    assert train.main([*flags(max_steps=3, lr=0.05, keep=4), "--resume"]) == 0
+    changed = flags(max_steps=3, lr=0.05, keep=4, lr_schedule="constant")
+    assert train.main([*changed, "--resume"]) == 0
     out = capsys.readouterr().out
     assert "resumed with lr 0.05, was 0.1" in out
     assert "resumed with keep 4, was 2" in out
+    assert "resumed with lr_schedule 'constant', was 'step'" in out  # an empty name is seen, too
     assert "resumed with wd" not in out
 
 

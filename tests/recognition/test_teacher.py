@@ -152,7 +152,7 @@ def test_the_log_adds_up(flags, teacher, loss, capsys):
     out, err = capsys.readouterr()
     assert f"teacher {teacher}, weight 4" in out
     expected = "intra + inter" if loss == "dsoftmax" else "arcface"
-    assert f"lossvalue = {expected} + teacher" in out
+    assert f"lossvalue = {expected} + teacher; teacher is 4 x (1 - the mean cosine with" in out
     rows = read_table(folder_of(made) / "metrics.csv")
     assert len(rows) == 6
     for row, line in zip(rows, (line for line in err.splitlines() if "lossvalue" in line)):

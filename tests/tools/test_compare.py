@@ -70,6 +70,7 @@ def test_the_matrix(model, photos, tmp_path, capsys):
     picture = str(tmp_path / "all.png")
     assert run(model, photos, "--threshold", "-1", "--plot", picture) == 0
     lines = capsys.readouterr().out.splitlines()
+    assert lines[4:] == ["* one person", "threshold -1.0000"]
     cosines = vectors @ vectors.T
     for row, line in enumerate(lines[1:4]):
         others = [cosines[row, column] for column in range(3) if column != row]

@@ -88,6 +88,15 @@ def test_times_are_expected_on_cpus(planned, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(
+    ("flags", "reason"),
+    [("--devices gpu:8", "only CPUs are measured"), ("--no-calibration", "--no-calibration")],
+)
+def test_why_no_time_is_expected(flags, reason, capsys):
+    assert plan.main(["--network", "tiny", "--loss", "arcface", *flags.split()]) == 0
+    assert f"a step takes     ? ({reason})\n" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
     ("flags", "message"),
     [
         ("--hosts 0", "--hosts must be at least 1"),

@@ -86,7 +86,7 @@ def test_mistakes_of_users(gallery, people, tmp_path, symbol_model, capsys):
         (["build", "--input", str(people), "--output", gallery, "--model", other, "--image-size",
           "32"], "is a gallery already"),
         (["build", "--input", str(tmp_path / "gallery"), "--output", "x", "--model", other],
-         "no images in it"),
+         "or give a list\n"),
     ):  # fmt: skip
         assert search.main(arguments) == 2
         assert message in capsys.readouterr().err

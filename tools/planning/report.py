@@ -31,8 +31,7 @@ def describe(
         f"class rows       {needs.traffic.rows:,} per step and host, "
         f"{_size(needs.traffic.fetched)} fetched and {_size(needs.traffic.returned)} returned",
         f"between hosts    {_size(_between_hosts(planned))} per step, each way",
-        f"a step takes     {_seconds(planned.seconds)}"
-        + (f" ({_measured(calibration)})" if calibration else ""),
+        f"a step takes     {_seconds(planned.seconds)} ({_basis(run, calibration)})",
         "",
         *_table(others),
         "",
@@ -46,7 +45,12 @@ def _between_hosts(planned: Planned) -> int:
     return planned.needs.traffic.between_hosts(planned.needs.servers > 0)
 
 
-def _measured(calibration: Calibration) -> str:
+def _basis(run: DescribedRun, calibration: Calibration | None) -> str:
+    """Say what the expected time follows from, or why there is none."""
+    if not run.layout.on_cpu:
+        return "only CPUs are measured"
+    if calibration is None:
+        return "--no-calibration"
     speed = calibration.speed
     return (
         f"here: {speed.products / 1e9:.0f} GFLOP/s, {speed.copies / 1e9:.1f} GB/s, "

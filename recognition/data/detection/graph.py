@@ -10,6 +10,7 @@ from typing import Iterator
 
 from dsoftmax.recognition.data.detection.base import DetectorError
 
+POINTER = b"version https://git-lfs"  # how a file begins that Git LFS puts in place of a large one
 GRAPH, OUTPUT, NAME = 7, 12, 1  # fields of ModelProto, GraphProto and ValueInfoProto
 VARINT, EIGHT_BYTES, BYTES, FOUR_BYTES = 0, 1, 2, 5  # kinds of fields
 
@@ -27,6 +28,10 @@ def read_outputs(path: str) -> list[str]:
         ]
     except (ValueError, IndexError):
         names = []
+    if content[: len(POINTER)] == POINTER:
+        raise DetectorError(
+            f"{path} is a pointer of Git LFS, not the network itself: fetch it by `git lfs pull`"
+        )
     if not names:
         raise DetectorError(f"{path} is no ONNX file, or a damaged one")
     return names

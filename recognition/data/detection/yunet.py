@@ -54,8 +54,9 @@ class YuNet(Detector):
             found = network.detect(cv2.cvtColor(image, cv2.COLOR_RGB2BGR))[1]
         except (AttributeError, cv2.error) as error:
             raise DetectorError(
-                f"{self.path} is YuNet, which OpenCV {cv2.__version__} can't run; 4.8 and later "
-                f"can: {str(error).strip().splitlines()[0]}"
+                f"OpenCV {cv2.__version__} can't run {self.path}, although it is YuNet: take "
+                "face_detection_yunet_2023mar.onnx or a later one of OpenCV's, and OpenCV 4.8 or "
+                f"newer: {str(error).strip().splitlines()[0]}"
             ) from None
         found = np.zeros((0, 15)) if found is None else found
         scale = np.array(fitted) / (columns, rows)

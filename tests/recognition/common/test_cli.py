@@ -11,6 +11,7 @@ import pytest
 from dsoftmax.recognition.common import cli
 from dsoftmax.recognition.common.cli import (
     command,
+    cosine,
     image_size,
     make_parser,
     print_json,
@@ -165,6 +166,34 @@ def test_bad_rate(text):
         rate(text)
 
 
+@pytest.mark.parametrize("text", ["-1", "0.35", "1"])
+def test_cosine(text):
+    assert cosine(text) == float(text)
+
+
+@pytest.mark.parametrize("text", ["1.24", "-1.1", "nan", "x"])
+def test_bad_cosine(text):
+    with pytest.raises(argparse.ArgumentTypeError, match="squared distance"):
+        cosine(text)
+
+
+@pytest.mark.parametrize(
+    ("command", "flags"),
+    [
+        ("compare", ["a.jpg", "b.jpg", "--threshold"]),
+        ("search", ["query", "a.jpg", "--gallery", "gallery", "--threshold"]),
+        ("clean", ["--input", "faces", "--outlier-threshold"]),
+        ("clean", ["--input", "faces", "--same-person-threshold"]),
+        ("rec_merge", ["--include", "a,b", "--output", "c", "--param1"]),
+        ("rec_merge", ["--include", "a,b", "--output", "c", "--param2"]),
+    ],
+)
+def test_thresholds_are_cosines(command, flags, capsys):
+    with pytest.raises(SystemExit):
+        importlib.import_module(f"dsoftmax.tools.{command}").main([*flags, "1.24"])
+    assert "a cosine is a number from -1 to 1, not '1.24'" in capsys.readouterr().err
+
+
 def test_some_of():
     assert some_of(["a", "b"]) == "  a\n  b"
     assert some_of(list("abc"), most=2) == "  a\n  b\n  ... and 1 more"
@@ -176,9 +205,14 @@ def test_some_of():
         (MemoryError(), "there is not enough memory"),
         (MemoryError("no room for faces.npy"), "no room for faces.npy"),
         (EOFError(), "a file ends before it should"),
+        (FileNotFoundError(2, "No such file", "none.csv"), "none.csv: No such file"),
+        (
+            OSError(18, "Cross-device link", "a", None, "b"),
+            "[Errno 18] Cross-device link: 'a' -> 'b'",
+        ),
     ],
 )
-def test_errors_that_say_nothing_themselves(error, printed, capsys):
+def test_what_errors_say(error, printed, capsys):
     @command
     def fail(_):
         raise error

@@ -243,6 +243,25 @@ class TestRefusals:
         with pytest.raises(DetectorError, match=r"a\.onnx is no ONNX file, or a damaged one"):
             open_detector(str(tmp_path / "a.onnx"))
 
+    def test_a_pointer_of_git_lfs(self, tmp_path):
+        """A clone without Git LFS holds these in place of OpenCV's YuNet."""
+        path = tmp_path / "yunet.onnx"
+        path.write_text("version https://git-lfs.github.com/spec/v1\noid sha256:8f\nsize 232589\n")
+        with pytest.raises(DetectorError, match="is a pointer of Git LFS, not the network"):
+            open_detector(str(path))
+
+    def test_a_yunet_that_opencv_cannot_run(self, tmp_path):
+        outputs = [
+            onnx.helper.make_tensor_value_info(name, onnx.TensorProto.FLOAT, None)
+            for name in sorted(OUTPUTS)
+        ]
+        image = onnx.helper.make_tensor_value_info("input", onnx.TensorProto.FLOAT, (1, 3, 64, 64))
+        node = onnx.helper.make_node("Unheard", ["input"], sorted(OUTPUTS))
+        graph = onnx.helper.make_graph([node], "yunet", [image], outputs)
+        onnx.save(onnx.helper.make_model(graph), str(tmp_path / "a.onnx"))
+        with pytest.raises(DetectorError, match=r"can't run .*a\.onnx, although it is YuNet"):
+            open_detector(str(tmp_path / "a.onnx"))
+
     def test_every_truncation_is_refused(self, tmp_path):
         content = Path(marker_scrfd(tmp_path / "a.onnx")).read_bytes()
         for length in range(0, len(content), len(content) // 40):
