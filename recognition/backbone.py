@@ -198,9 +198,13 @@ class Backbone:
             or saved[name].shape != parameters[name].shape
         ]
         if differing:
+            name = differing[0]
+            there, here = (
+                found[name].shape if name in found else "missing" for found in (saved, parameters)
+            )
             raise ValueError(
-                f"it belongs to another network: {len(differing)} parameters differ, such as "
-                f"{differing[0]}"
+                "it belongs to another network, or to images of another size. Parameters that "
+                f"differ: {len(differing)}, such as {name}, {there} there and {here} here"
             )
         first = self._group.rank * len(self.contexts)
         for name, parameter in parameters.items():

@@ -106,7 +106,7 @@ def _print_summary(summary: Summary, args: argparse.Namespace) -> None:
             print(f"{len(entries)} {what}")
             print(some_of(entries))
     if summary.skipped:
-        print(f"{len(summary.skipped)} files were skipped: they are not {', '.join(EXTENSIONS)}:")
+        print(f"files skipped, as they are not {', '.join(EXTENSIONS)}: {len(summary.skipped)}")
         print(some_of(summary.skipped, FEW))
     if summary.orphans:
         print(f"{len(summary.orphans)} faces are there whose photographs are gone:")

@@ -91,12 +91,12 @@ def main(args: argparse.Namespace) -> None:
     if kept:
         print(f"{kept} identities kept their labels, {summary.new_identities} are new")
     if scan.hidden:
-        print(f"{len(scan.hidden)} hidden files and folders were skipped:")
+        print(f"hidden files and folders skipped: {len(scan.hidden)}")
         print(some_of(scan.hidden, FEW))
     if scan.others:
         print(
-            f"{len(scan.others)} files were skipped: they are not {', '.join(EXTENSIONS)}, or in "
-            "nobody's folder:"
+            f"files skipped, as they are not {', '.join(EXTENSIONS)}, or in nobody's folder: "
+            f"{len(scan.others)}"
         )
         print(some_of(scan.others, FEW))
     if summary.too_small_identities:
