@@ -10,7 +10,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-from dsoftmax.recognition.common.files import AtomicFile
+from dsoftmax.recognition.common.files import AtomicFile, sync
 
 SECONDS_BETWEEN_SAVES = 20.0
 
@@ -98,8 +98,7 @@ class GrowingArray:
 
     def save(self) -> None:
         """Sync the rows to disk, then the state."""
-        self._file.flush()
-        os.fsync(self._file.fileno())
+        sync(self._file)
         self._save_state()
         self._saved_at = time.monotonic()
 

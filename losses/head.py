@@ -19,6 +19,7 @@ from dsoftmax.losses.stores.base import ClassStore
 from dsoftmax.losses.trainer import HeadTrainer
 from dsoftmax.losses.update import Updates, check_lengths
 from dsoftmax.recognition.common.arrays import load_arrays, save_arrays
+from dsoftmax.recognition.common.rows import finite_blocks
 
 CLASS_WEIGHT = "class_weight"  # the name in files of `save_parameters`
 LARGEST_ARRAY = (1 << 31) - 1  # elements of an array in MXNet's files
@@ -136,8 +137,8 @@ class Head(Block):
                 raise ValueError(
                     f"the head has class weights of shape {self.store.shape}, not {array.shape}"
                 )
-            if not all(np.isfinite(block).all() for block in _blocks_of(array)):
-                raise ValueError("some of the class weights are NaN or infinite")
+            for _ in finite_blocks(_blocks_of(array), "class weight"):
+                pass
         self._forget_batches()
         self.store.fill(array)
         self._is_initialized = True

@@ -120,7 +120,11 @@ def begin_new_run(plan: Plan, trained: Trained) -> None:
         if group.gather_json("has classes", classes is not None)[0]:
             trained.head.load_class_weights(classes)
     if s.class_weights:
-        trained.head.load_class_weights(_open_classes(plan) if group.is_first else None)
+        classes = _open_classes(plan) if group.is_first else None
+        try:
+            trained.head.load_class_weights(classes)
+        except ValueError as error:
+            raise ValueError(f"--class-weights: {s.class_weights}: {error}") from None
         plan.notes.append(f"class weights are from {s.class_weights}")
     if group.size > 1:  # the processes may have drawn different parameters
         first = broadcast(group, "parameters", trained.backbone.parameters())

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from typing import Any, Iterator, NamedTuple
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from dsoftmax.losses.stores.base import WEIGHT
 from dsoftmax.losses.trainer import SavedStates, read_states
@@ -19,7 +17,7 @@ from dsoftmax.recognition.class_edits import ClassArrays
 from dsoftmax.recognition.common.arrays import Blocks, map_npy, size_of, write_arrays, write_npy
 from dsoftmax.recognition.common.files import atomic_folder, explain_full_disk
 from dsoftmax.recognition.common.progress import progress
-from dsoftmax.recognition.common.rows import ROWS_AT_ONCE, Rows
+from dsoftmax.recognition.common.rows import ROWS_AT_ONCE, Rows, finite_blocks
 from dsoftmax.recognition.states import (
     StateWriter,
     find_sound_state,
@@ -108,7 +106,9 @@ def write_class_state(
         facts["epoch"], facts["images_seen"] = facts["epoch"] + 1, 0
     path = path_of(folder, facts["step"])
     arrays = {
-        name: Blocks(rows.shape, rows.blocks()) for name, rows in classes.items() if name != WEIGHT
+        name: Blocks(rows.shape, finite_blocks(rows.blocks(), "the momentum of class"))
+        for name, rows in classes.items()
+        if name != WEIGHT
     }
     content = SavedStates(state.saved.facts, arrays, {}).content()
     weights = classes[WEIGHT]
@@ -120,20 +120,14 @@ def write_class_state(
             with open(os.path.join(state.path, name), "rb") as old, writer.file(name) as new:
                 shutil.copyfileobj(old, new)
         with writer.file("classes.npy") as file:
-            write_npy(file, Blocks(weights.shape, _finite_blocks(weights)))
+            count = -(-len(weights) // ROWS_AT_ONCE)
+            blocks = progress(weights.blocks(), count, "writing class weights", "blocks")
+            write_npy(file, Blocks(weights.shape, finite_blocks(blocks, "class weight")))
         with writer.file("head.states") as file:
             write_arrays(file, content)
         writer.describe(facts)
     sync_folder(folder)
     return path
-
-
-def _finite_blocks(rows: Rows) -> Iterator[np.ndarray]:
-    count = -(-len(rows) // ROWS_AT_ONCE)
-    for block in progress(rows.blocks(), count, "writing class weights", "blocks"):
-        if not np.isfinite(block).all():
-            raise ValueError("some of the class weights are NaN or infinite: nothing was written")
-        yield block
 
 
 def describe_head(state: ClassState) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dsoftmax.recognition.common.distributed.group import ALONE, Group
 from dsoftmax.recognition.common.distributed.heartbeat import beat
 from dsoftmax.recognition.common.files import AtomicFile, clean_partial, explain_full_disk
 from dsoftmax.recognition.common.machine import describe_machine, describe_versions
+from dsoftmax.recognition.common.stopping import lasting_output, stop_signals
 from dsoftmax.recognition.data.pipeline import Batch
 from dsoftmax.recognition.lock import RunLock
 from dsoftmax.recognition.log import NoLog, RunLog
@@ -44,7 +45,7 @@ class StopSignals:
     Attributes
     ----------
     received : int
-        The signal that this process has received, or 0.
+        The first signal that this process has received, or 0.
     agreed : int
         The signal by which all processes stop, or 0.
     """
@@ -55,10 +56,7 @@ class StopSignals:
         self.received = self.agreed = 0
 
     def __enter__(self) -> StopSignals:
-        numbers = [signal.SIGTERM, signal.SIGINT]
-        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:  # as nohup wants it
-            numbers.append(signal.SIGHUP)
-        for number in numbers:
+        for number in stop_signals():
             self._former[number] = signal.signal(number, self._remember)
         return self
 
@@ -67,9 +65,9 @@ class StopSignals:
             signal.signal(number, handler)
 
     def _remember(self, number: int, _) -> None:
-        self.received = number
+        self.received = self.received or number
         if self._group.size == 1:
-            self.agreed = number
+            self.agreed = self.received
 
     def exchange(self) -> None:
         """Learn which signals the other processes have received.
@@ -188,7 +186,7 @@ class Run:
             for note in self.plan.notes:
                 self._log.say(note)
             try:
-                with self._signals, self._make_saver() as self._saver:
+                with self._signals, lasting_output(), self._make_saver() as self._saver:
                     self._train()
             except DivergedError:
                 self._report.write(self.step, at_once=True)

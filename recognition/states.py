@@ -24,7 +24,7 @@ from typing import Any, Callable, Iterator, NamedTuple
 
 from dsoftmax.recognition.common.arrays import load_arrays, map_npy
 from dsoftmax.recognition.common.distributed.heartbeat import beat
-from dsoftmax.recognition.common.files import AtomicFile, FullDiskError
+from dsoftmax.recognition.common.files import AtomicFile, FullDiskError, sync
 
 FORMAT = 1
 FILES = ("backbone.params", "momenta.params", "classes.npy", "head.states")
@@ -117,8 +117,7 @@ class StateWriter:
         with open(os.path.join(self._folder, name), "wb") as stream:
             summed = _SummedFile(stream)
             yield summed
-            stream.flush()
-            os.fsync(stream.fileno())
+            sync(stream)
         self._sizes[name], self._sums[name] = summed.size, summed.checksums.sums
 
     def describe(self, facts: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ import time
 from typing import Callable, Sequence
 
 from dsoftmax.recognition.common.cli import command, make_parser
+from dsoftmax.recognition.common.stopping import lasting_output
 from dsoftmax.tools.launcher.hosts import (
     LOCAL,
     SSH_OPTIONS,
@@ -267,7 +268,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
 @command(parse=parse)
 def main(args: argparse.Namespace) -> int:
     """Run the command."""
-    with Signals() as signals:
+    with Signals() as signals, lasting_output():
         return launch(args, args.command, signals)
 
 

@@ -73,6 +73,15 @@ def open_text(path: str | os.PathLike, newline: str | None = None) -> Iterator[I
             ) from None
 
 
+def sync(stream: IO) -> None:
+    """Sync a file to disk; an error names it, which the system's does not."""
+    try:
+        stream.flush()
+        os.fsync(stream.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, stream.name) from None
+
+
 class AtomicFile:
     """A file that appears under its name only when it is complete.
 
@@ -102,8 +111,7 @@ class AtomicFile:
     def commit(self) -> None:
         """Sync the content to disk and give the file its name."""
         try:
-            self.stream.flush()
-            os.fsync(self.stream.fileno())
+            sync(self.stream)
             self.stream.close()
             os.replace(self._temporary, self.path)
         except BaseException:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import mmap
-from typing import Iterator, Sequence
+from typing import Iterable, Iterator, Sequence
 
 import numpy as np
 
@@ -83,6 +83,24 @@ class Rows:
             np.arange(len(rows)) if rows._order is None else rows._order for rows in (self, other)
         )
         return Rows(parts, np.concatenate([first, second + self._borders[-1]]))
+
+
+def finite_blocks(blocks: Iterable[np.ndarray], what: str) -> Iterator[np.ndarray]:
+    """Yield blocks of rows, (some, D) each; refuse NaN and infinite numbers and say in which row.
+
+    Parameters
+    ----------
+    blocks : iterable of (some, D) arrays
+    what : str
+        What a row is, such as "class weight".
+    """
+    start = 0
+    for block in blocks:
+        is_finite = np.isfinite(block).all(axis=1)
+        if not is_finite.all():
+            raise ValueError(f"{what} {start + is_finite.argmin()} holds NaN or infinite numbers")
+        start += len(block)
+        yield block
 
 
 def _read(array: np.ndarray, index: np.ndarray) -> np.ndarray:

@@ -129,7 +129,7 @@ print(json.dumps(found))
 # What may be refused, and the words that name the cause.
 CAUSES = {
     "NaN in an embedding": "1 of 5 embeddings hold NaN",
-    "NaN in a class weight": "some of the class weights are NaN",
+    "NaN in a class weight": "class weight 2 holds NaN",
     "learning rate 1e12": "embeddings hold NaN",
 }
 

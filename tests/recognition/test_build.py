@@ -141,6 +141,14 @@ class TestClassWeights:
         with pytest.raises(ValueError, match=message):
             loop.Run(parse(flags(class_weights=tmp_path / "w.npy")))
 
+    @pytest.mark.parametrize("bad", [np.nan, -np.inf])
+    def test_one_that_is_no_number(self, flags, tmp_path, bad):
+        weights = np.ones((5, 8))
+        weights[3, 2] = bad
+        np.save(tmp_path / "w.npy", weights)
+        with pytest.raises(ValueError, match=r"--class-weights: .*w.npy: class weight 3 holds NaN"):
+            loop.Run(parse(flags(class_weights=tmp_path / "w.npy")))
+
     def test_two_beginnings(self, flags):
         with pytest.raises(ValueError, match="both say how class weights begin"):
             loop.Run(parse(flags(class_weights="w.npy", init_classes="mean")))

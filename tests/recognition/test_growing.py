@@ -342,13 +342,17 @@ class TestRefusals:
         ):
             growing.drop(folder, np.array([1]), str(tmp_path / "out"))
 
-    def test_weights_that_are_not_finite(self, trained, tmp_path):
+    @pytest.mark.parametrize("what", ["class weight", "the momentum of class"])
+    def test_numbers_that_are_not_finite(self, trained, tmp_path, what):
         _, folder = trained()
-        weights = np.ones((5, 8))
-        weights[3, 2] = np.nan
+        sound, damaged = np.ones((5, 8)), np.ones((5, 8))
+        damaged[3, 2] = np.nan
+        weights, momenta = (damaged, sound) if what == "class weight" else (sound, damaged)
         np.save(tmp_path / "w.npy", weights)
-        with pytest.raises(ValueError, match="NaN or infinite: nothing was written"):
-            growing.replace(folder, str(tmp_path / "w.npy"), str(tmp_path / "out"))
+        np.save(tmp_path / "m.npy", momenta)
+        files = (str(tmp_path / name) for name in ("w.npy", "out", "m.npy"))
+        with pytest.raises(ValueError, match=f"{what} 3 holds NaN or infinite numbers"):
+            growing.replace(folder, *files)
         assert not list((tmp_path / "out" / "states").iterdir())
 
     def test_other_widths(self, trained, tmp_path):

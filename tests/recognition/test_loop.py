@@ -46,6 +46,31 @@ def test_sigterm_saves_and_leaves(flags):
     assert states.read_facts(str(newest(made)))["step"] == step
 
 
+@pytest.mark.parametrize(
+    ("make_channel", "number", "code"),
+    [(os.pipe, signal.SIGINT, 130), (os.pipe, None, 143), (os.openpty, None, 143)],
+    ids=["Ctrl-C ends tee, too", "the reader leaves", "the terminal is closed"],
+)
+def test_what_is_printed_is_lost_and_the_state_is_not(flags, make_channel, number, code):
+    made = flags(max_steps=100_000, verbose=100_000, target="none")
+    reading, writing = make_channel()
+    process = subprocess.Popen(
+        [sys.executable, "-W", "ignore", train.__file__, *made],
+        stdin=subprocess.DEVNULL,
+        stdout=writing,
+        stderr=writing,
+        start_new_session=True,
+    )
+    os.close(writing)
+    with open(reading, "rb") as lines:
+        while b"call reset()" not in next(lines):
+            pass
+    if number:
+        process.send_signal(number)
+    assert process.wait(60) == code
+    assert states.read_facts(str(newest(made)))["step"] > 0
+
+
 def test_ctrl_c_saves_and_leaves(flags, monkeypatch, capsys):
     train_step = loop.Run.train_step
 

@@ -293,7 +293,12 @@ note("ready", os.getpid())
 
 @pytest.mark.parametrize(
     ("number", "is_remote"),
-    [(signal.SIGTERM, False), (signal.SIGTERM, True), (signal.SIGINT, False)],
+    [
+        (signal.SIGTERM, False),
+        (signal.SIGTERM, True),
+        (signal.SIGINT, False),
+        (signal.SIGHUP, False),
+    ],
 )
 def test_a_signal_to_the_launcher(launched, number, is_remote):
     flags = ["-n", "2", "-s", "1", "--restart", "3"]
@@ -349,11 +354,14 @@ def test_nobody_survives_the_launcher(launched, is_remote):
 
 
 def test_nobody_reads_any_more(launched):
-    launched.start(["-n", "1", "-s", "1"], "while True:\n print('still here')\n time.sleep(0.1)\n")
-    launched.wait_for(scheduler=1, server=1, worker=1)
+    program = SAVES + "while True:\n print('still here')\n time.sleep(0.1)\n"
+    launched.start(["-n", "2", "-s", "1"], program)
+    launched.wait_for(ready=4)
     launched.process.stdout.close()
-    assert launched.process.wait(DOWN_WITHIN) == 143  # as by SIGTERM: workers may save
-    wait_until(lambda: not launched.left(), 5)
+    launched.process.stderr.close()
+    assert launched.process.wait(DOWN_WITHIN) == 143  # as by SIGTERM
+    assert launched.notes("saved") == {0: [], 1: []}
+    assert not [pid for pid in launched.notes("ready") if is_running(pid)]
 
 
 def test_hosts_by_ssh(launched):

@@ -10,6 +10,7 @@ from multiprocessing.connection import wait
 from typing import Sequence
 
 from dsoftmax.recognition.common.distributed import heartbeat
+from dsoftmax.recognition.common.stopping import stop_signals
 from dsoftmax.tools.launcher.hosts import LOCAL, Place
 from dsoftmax.tools.launcher.process import Failure, Process
 
@@ -24,16 +25,13 @@ STALLED = 124  # the exit code, as that of timeout(1)
 
 
 class Signals:
-    """Remembers, in a ``with`` block, the first SIGTERM or SIGINT."""
+    """Remembers, in a ``with`` block, the first SIGTERM, SIGINT or SIGHUP."""
 
     def __init__(self):
         self.first: signal.Signals | None = None
 
     def __enter__(self) -> Signals:
-        self._before = {
-            number: signal.signal(number, self._remember)
-            for number in (signal.SIGTERM, signal.SIGINT)
-        }
+        self._before = {number: signal.signal(number, self._remember) for number in stop_signals()}
         return self
 
     def __exit__(self, *_) -> None:

@@ -14,6 +14,7 @@ from collections import deque
 from typing import IO, NamedTuple, Sequence
 
 from dsoftmax.recognition.common.distributed import heartbeat
+from dsoftmax.recognition.common.stopping import lose
 from dsoftmax.tools.launcher.hosts import LOCAL, Place
 
 LOST = 255  # ssh's exit code for a lost host
@@ -67,13 +68,12 @@ def _last_piece(line: bytes) -> bytes:
 
 
 def _write(line: bytes) -> None:
-    """Print a line; if nobody reads any more (`| head`), let the job save and leave."""
+    """Print a line; if nobody reads any more, let the job save and leave."""
     try:
         sys.stdout.buffer.write(line)
         sys.stdout.buffer.flush()
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        os.kill(os.getpid(), signal.SIGTERM)
+    except OSError:
+        lose(sys.stdout)
 
 
 class Failure(NamedTuple):

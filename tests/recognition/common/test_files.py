@@ -11,6 +11,7 @@ from dsoftmax.recognition.common.files import (
     explain_full_disk,
     open_text,
 )
+from dsoftmax.recognition.states import StateWriter
 
 
 def test_the_file_appears_whole_or_not_at_all(tmp_path):
@@ -38,6 +39,19 @@ def test_a_disk_that_fills_up_leaves_the_old_file(tmp_path, monkeypatch):
         file.write("new")
     assert path.read_text() == "old"
     assert os.listdir(tmp_path) == ["file"]
+
+
+def test_a_disk_that_fails_is_named(tmp_path, monkeypatch):
+    def broken(_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", broken)
+    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}/.file"):
+        with AtomicFile(tmp_path / "file") as file:
+            file.write(b"one")
+    with pytest.raises(OSError, match=f"Input/output error: '{tmp_path}/classes.npy'"):
+        with StateWriter(str(tmp_path)).file("classes.npy") as file:
+            file.write(b"one")
 
 
 def test_folder(tmp_path):
