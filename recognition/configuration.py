@@ -48,6 +48,9 @@ def load_config(path: str | None, chosen: Mapping[str, str | None]) -> Any:
     # Merging a run's choices into it changes it, also where a user's configuration imports it.
     importlib.reload(shipped)
     module = _execute(path) if path else shipped
+    for name in PARTS[:-1]:
+        if not isinstance(getattr(module, name, {}), dict):
+            raise ValueError(f"--config {path}: {name} must be a dictionary")
     if partial_fc.is_partial_fc(module):
         raise ValueError(partial_fc.explain(module, path, chosen))
     missing = [name for name in PARTS if not hasattr(module, name)]

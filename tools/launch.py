@@ -40,6 +40,7 @@ from dsoftmax.tools.launcher.process import Failure
 REFUSED = (2, 126, 127)  # bad flags or data, or a command that can't run: it would fail again
 SECONDS_TO_COME_BACK = 300  # for a lost host, before a restart
 SECONDS_BETWEEN_TRIES = 5
+MOST = 10_000  # workers or servers: a slip of the finger must not fill the memory with their places
 
 
 def wait_for_hosts(names: Sequence[str], ssh: Sequence[str], signals: Signals) -> dict[str, str]:
@@ -185,12 +186,12 @@ def build_parser() -> argparse.ArgumentParser:
     parser = make_parser("launch", __doc__, usage="%(prog)s [flags] -- command")
     job = parser.add_argument_group("job")
     job.add_argument(
-        "-n", "--workers", type=whole(1), required=True, help="number of processes that train"
+        "-n", "--workers", type=whole(1, MOST), required=True, help="number of processes that train"
     )
     job.add_argument(
         "-s",
         "--servers",
-        type=whole(1),
+        type=whole(1, MOST),
         help="number of processes that hold the parameters; by default as many as workers",
     )
     job.add_argument(

@@ -281,7 +281,8 @@ class TestOwnConfig:
         assert (found.network, found.architecture) == ("big", "r50")
 
     @pytest.mark.parametrize(
-        ("name", "text"), [("a.py", "config = ("), ("a.txt", ""), ("b.py", "x")]
+        ("name", "text"),
+        [("a.py", "config = ("), ("a.txt", ""), ("b.py", "x"), ("c.py", "config = 5")],
     )
     def test_files_that_are_no_configuration(self, tmp_path, name, text):
         (tmp_path / name).write_text(text)

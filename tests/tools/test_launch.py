@@ -227,7 +227,9 @@ def test_the_command_does_not_exist(capfd):
     [
         (["-n", "1"], "it follows --"),
         (["-n", "1", "--"], "it follows --"),
-        (["-n", "0", "--", "true"], "-n/--workers: a whole number of 1 or more is needed, not '0'"),
+        (["-n", "0", "--", "true"], "-n/--workers: a whole number from 1 to 10000 is needed, not"),
+        (["-n", str(10**11), "--", "true"], "-n/--workers: a whole number from 1 to 10000 is"),
+        (["-n", "1", "-s", str(10**11), "--", "true"], "a whole number from 1 to 10000 is needed"),
         (["-n", "1", "--port", "65536", "--", "true"], "from 1 to 65535 is needed, not '65536'"),
         (["-n", "1", "--env", "A", "--", "true"], "NAME=VALUE is needed, not 'A'"),
     ],
@@ -515,6 +517,13 @@ def test_localhost_needs_no_ssh(launched):
         assert note["environment"]["DMLC_INTERFACE"] == "lo"
 
 
+def test_a_host_that_can_be_no_name(tmp_path, capsys):
+    path = tmp_path / "hosts"
+    path.write_text("h" * 100)
+    assert main(["-n", "1", "--hosts", str(path), "--", "true"]) == 2
+    assert capsys.readouterr().err.startswith(f"launch: error: host {'h' * 100} has no address: ")
+
+
 @pytest.mark.parametrize(
     ("text", "where"),
     [
@@ -524,6 +533,7 @@ def test_localhost_needs_no_ssh(launched):
         ("a slots=2 b", "line 1"),
         ("slots=2", "line 1"),
         ("-oProxyCommand=id", "line 1"),
+        ("a\0b", "line 1"),
         ("# nothing\n\n", "there is no host in it"),
     ],
 )

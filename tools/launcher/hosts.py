@@ -51,7 +51,8 @@ def read_hosts(path: str) -> list[Host]:
             name, *options = words
             slots = options[0][6:] if options and options[0].startswith("slots=") else ""
             is_number = slots.isdecimal() and int(slots) > 0
-            if len(options) > 1 or (options and not is_number) or name.startswith(("-", "slots=")):
+            is_name = name.isprintable() and not name.startswith(("-", "slots="))
+            if len(options) > 1 or (options and not is_number) or not is_name:
                 raise ValueError(
                     f"{path}, line {number}: a line is a host and, if need be, slots=K with K of 1 "
                     f"or more, not {line.strip()!r}"
@@ -88,7 +89,7 @@ def root_address(hosts: Sequence[Host]) -> str:
     first = hosts[0].name
     try:
         address = socket.gethostbyname(first.rpartition("@")[2])
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # the latter for what can't be a name at all
         raise ValueError(f"host {first} has no address: {error}") from None
     others = {host.name for host in hosts} - {first, *LOCAL}
     if others and ipaddress.ip_address(address).is_loopback:
