@@ -123,11 +123,16 @@ def test_a_rebuild_is_spread_over_the_steps_between(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("loss", "devices", "rows"),
-    [("dsoftmax", "cpu", [300]), ("dsoftmax", "cpu:2", [150, 150]), ("dsoftmax_b", "cpu", [300])],
+    ("loss", "devices", "centres", "rows"),
+    [
+        ("dsoftmax", "cpu", 1, [300]),
+        ("dsoftmax", "cpu:2", 1, [150, 150]),
+        ("dsoftmax_b", "cpu", 1, [300]),
+        ("arcface", "cpu:2", 2, [300, 300]),
+    ],
 )
-def test_the_floor_has_the_shapes_of_the_step(loss, devices, rows, monkeypatch):
-    bench = Bench(contender(loss, devices=devices))
+def test_the_floor_has_the_shapes_of_the_step(loss, devices, centres, rows, monkeypatch):
+    bench = Bench(contender(loss, devices=devices, options=(("subcentres", centres),)))
     bench.step()
     monkeypatch.setattr(loss_benchmark, "FLOOR_CLASSES", 70)
     bench.floor()

@@ -269,7 +269,7 @@ class Bench:
         batch = self.contender.batch_size
         if self.contender.negatives == "rows":
             batch = max(1, round(self.contender.sample_rate * batch))
-        rows = round(stats["rows_touched"] * len(shard) / self.contender.classes)
+        rows = round(stats["rows_touched"] * len(shard) / self.head.store.shape[0])
         most = min(rows, FLOOR_CLASSES)
         embeddings = nd.random.normal(shape=(batch, width), ctx=device)
         embeddings.attach_grad()
