@@ -1,6 +1,7 @@
 """Small programs in the place of a training, under the launcher, and an ssh that stays here."""
 
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -110,6 +111,7 @@ class Launched:
             [*words, "--", *self.command(program, *arguments)],
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
+            preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # tests under nohup
             **{"cwd": self.folder, **options},
         )
 

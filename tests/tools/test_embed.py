@@ -53,10 +53,10 @@ def test_rec_merge_takes_the_output(dataset, symbol_model, tmp_path, capsys):
         load_embeddings(str(tmp_path / f"{folder.name}.npy"), rows=images)
     joint = ["--include", f"{first},{second}", "--output", str(tmp_path / "joint")]
     files = f"{tmp_path}/first.npy,{tmp_path}/second.npy"
-    assert rec_merge.main([*joint, "--embeddings", files, "--overlap", "1.1"]) == 0
+    assert rec_merge.main([*joint, "--embeddings", files, "--overlap", "1"]) == 0
     assert "5 images of 4 identities" in capsys.readouterr().out
     flags = ["--embeddings", files, "--exclude", f"{tmp_path}/first.npy", "--overwrite"]
-    assert rec_merge.main([*joint, *flags, "--exclude-overlap", "0.99999", "--overlap", "1.1"]) == 0
+    assert rec_merge.main([*joint, *flags, "--exclude-overlap", "0.99999", "--overlap", "1"]) == 0
     assert "2 identities were left out" in capsys.readouterr().out  # all of the first set
 
 

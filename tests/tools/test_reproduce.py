@@ -113,7 +113,9 @@ def test_full_scale_prints_commands(capsys):
     assert "table2" not in printed
 
 
-@pytest.mark.parametrize("by", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "by", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM]
+)
 def test_interrupted_trials_stop_and_go_on(people, tmp_path, by):
     """Ctrl-C or SIGTERM leaves no process behind, and a state to go on from."""
     output = tmp_path / "out"

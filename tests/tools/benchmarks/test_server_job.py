@@ -53,7 +53,7 @@ def test_a_job_against_one_process(tmp_path, capsys):
 def test_a_job_that_fails_says_why(monkeypatch):
     monkeypatch.setattr(server_job, "SERVERS", 0)
     with pytest.raises(
-        ValueError, match=r"has ended; (.|\n)*a whole number of 1 or more is needed"
+        ValueError, match=r"has ended; (.|\n)*a whole number from 1 to 10000 is needed"
     ):
         Job(SMALL)
 

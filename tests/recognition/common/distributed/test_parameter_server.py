@@ -109,8 +109,15 @@ class TestTraining:
 
     @pytest.mark.parametrize(
         "changes",
-        [(), ("--accumulate", "2"), ("--teacher", "teacher,0", "--class-weights", "classes.npy")],
-        ids=["", "micro-batches", "teacher"],
+        [
+            pytest.param((), id=""),
+            pytest.param(("--accumulate", "2"), id="micro-batches", marks=pytest.mark.slow),
+            pytest.param(
+                ("--teacher", "teacher,0", "--class-weights", "classes.npy"),
+                id="teacher",
+                marks=pytest.mark.slow,
+            ),
+        ],
     )
     def test_all_classes_split_over_workers(
         self, flags, tmp_path, monkeypatch, symbol_model, rng, changes
