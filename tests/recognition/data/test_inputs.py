@@ -76,11 +76,11 @@ ROW = " ".join(f"{value:g}" for value in POINTS.ravel())
     ],
 )
 def test_lists_with_landmarks(save, tmp_path, content, labels):
-    picture = save("root/ann/1.png", 33, 35)
-    save("root/my, own.png")
-    (tmp_path / "root/list.txt").write_text(content)
-    images = open_images(str(tmp_path / "root/list.txt"))
-    paths = [f"{tmp_path}/root/{name}" for name in ("ann/1.png", "my, own.png")]
+    picture = save("photos/ann/1.png", 33, 35)
+    save("photos/my, own.png")
+    (tmp_path / "photos/list.txt").write_text(content)
+    images = open_images(str(tmp_path / "photos/list.txt"))
+    paths = [f"{tmp_path}/photos/{name}" for name in ("ann/1.png", "my, own.png")]
     assert described(images) == list(zip(paths, labels))
     face = images.load(0, (32, 32))
     np.testing.assert_array_equal(face.image, align(picture, POINTS, (32, 32))[:, :, ::-1])
@@ -90,12 +90,14 @@ def test_lists_with_landmarks(save, tmp_path, content, labels):
 
 
 def test_lists_of_paths(save, tmp_path):
-    save("root/my photo.png")
-    save("root/b.png")
+    save("photos/my photo.png")
+    save("photos/b.png")
     (tmp_path / "list.txt").write_text("my photo.png\nb.png\n\nmissing.png\nb.png 7\n")
-    images = open_images(str(tmp_path / "list.txt"), str(tmp_path / "root"))
+    images = open_images(str(tmp_path / "list.txt"), str(tmp_path / "photos"))
     names = ["my photo.png", "b.png", "missing.png", "b.png"]
-    expected = [(f"{tmp_path}/root/{name}", label) for name, label in zip(names, ["", "", "", "7"])]
+    expected = [
+        (f"{tmp_path}/photos/{name}", label) for name, label in zip(names, ["", "", "", "7"])
+    ]
     assert described(images) == expected
     with pytest.raises(ImageError, match="No such file"):
         images.load(2, (32, 32))
