@@ -214,7 +214,7 @@ class ShardStep:
         )
         count, width = direction.shape
         direction = nd.Embedding(pair, direction, input_dim=count, output_dim=width)
-        return nd.pick(by_sample, nearest), direction
+        return by_sample.max(axis=1), direction
 
     def _take_targets(self) -> tuple[nd.NDArray, nd.NDArray, nd.NDArray | None]:
         """Return embeddings, weights and 1 / the weights' lengths of the pairs in the shard."""
